@@ -2,12 +2,13 @@
 //! beside the messaging software that it finds installed.
 //!
 //! It contains no test of Quipu: nothing here passes or fails. Contenders take turns in every
-//! round, as machines drift; what is reported are medians over the rounds and ratios of them.
+//! round, as machines drift; what is reported are medians over the rounds, and of ratios within them.
 //!
 //! | module | is |
 //! |---|---|
 //! | `plan` | what is measured: a TOML file |
-//! | `run` | the rounds |
+//! | `run`, `rounds` | the whole run, and the rounds of it |
+//! | `congestion` | the same congestion control for all |
 //! | `contender` | what can be measured |
 //! | `pair`, `worker` | Quipu and the floors: two processes of this program's own |
 //! | `qpip` | QPIP and the kernel's sockets on packet links: a process with both ends |
@@ -15,6 +16,7 @@
 //! | `results`, `targets` | medians, ratios, and which targets are reached |
 //! | `report` | the tables and the plot |
 
+mod congestion;
 mod contender;
 mod machine;
 mod model;
@@ -26,6 +28,7 @@ pub mod plot;
 mod qpip;
 mod report;
 mod results;
+mod rounds;
 mod run;
 mod scratch;
 mod stats;
@@ -117,12 +120,12 @@ pub fn run(options: &Options, print: impl FnOnce(&str)) -> Result<()> {
     let json = serde_json::to_string_pretty(&results)? + "\n";
     let text = report::text(&results);
     if let Some(folder) = &options.out {
-        write(folder, "results.json", &json)?;
-        write(folder, "results.txt", &text)?;
-        write(folder, "plot.svg", &report::plot(&results))?;
-        if links {
-            write(folder, "qpip.svg", &report::qpip_plot(&results))?;
-        }
+        write(folder, "results.json", Some(&json))?;
+        write(folder, "results.txt", Some(&text))?;
+        let plot = (!results.series.is_empty()).then(|| report::plot(&results));
+        write(folder, "plot.svg", plot.as_deref())?;
+        let plot = links.then(|| report::qpip_plot(&results));
+        write(folder, "qpip.svg", plot.as_deref())?;
     }
     print(if options.json { &json } else { &text });
     let any = !results.series.is_empty() || links;
@@ -130,7 +133,30 @@ pub fn run(options: &Options, print: impl FnOnce(&str)) -> Result<()> {
     Ok(())
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> Result<()> {
+/// Writes a file, or removes that of an earlier run.
+fn write(folder: &Path, name: &str, text: Option<&str>) -> Result<()> {
     let file = folder.join(name);
-    std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    let done = match text {
+        Some(text) => std::fs::write(&file, text),
+        None => match std::fs::remove_file(&file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        },
+    };
+    done.with_context(|| format!("cannot write {}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_measured_does_not_stay_beside_what_was() {
+        let scratch = scratch::Scratch::new("out").unwrap();
+        let there = || scratch.path().join("plot.svg").exists();
+        for (text, stays) in [(None, false), (Some("<svg/>"), true), (None, false)] {
+            write(scratch.path(), "plot.svg", text).unwrap();
+            assert_eq!(there(), stays);
+        }
+    }
 }

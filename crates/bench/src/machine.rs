@@ -1,5 +1,6 @@
 //! Where the numbers come from.
 
+use std::ffi::OsString;
 use std::fs::read_to_string;
 use std::process::Command;
 
@@ -24,6 +25,8 @@ pub struct Machine {
     pub kernel: String,
     /// Congestion control that sockets get unless they ask for another.
     pub congestion: String,
+    /// Variables of the environment that are Quipu's, which decide what is measured.
+    pub settings: Vec<String>,
     /// Version of Quipu.
     pub version: String,
     /// The commit in the folder where the benchmark ran, if that is a clone of Quipu.
@@ -57,7 +60,8 @@ impl Machine {
             virtual_machine: field("flags").is_some_and(|flags| flags.contains(" hypervisor")),
             memory_gb: (kilobytes.unwrap_or_default() / 1024.0 / 102.4).round() / 10.0,
             kernel: proc_file("kernel/osrelease"),
-            congestion: proc_file("net/ipv4/tcp_congestion_control"),
+            congestion: crate::congestion::default(),
+            settings: settings(std::env::vars_os()),
             version: env!("CARGO_PKG_VERSION").into(),
             commit: commit(),
             optimized: !cfg!(debug_assertions),
@@ -71,12 +75,34 @@ impl Machine {
         let machine = if self.virtual_machine { "virtual machine" } else { "machine" };
         let commit = self.commit.as_ref().map(|c| format!(" ({c})")).unwrap_or_default();
         let peers = if self.peers.is_empty() { "none".into() } else { self.peers.join(", ") };
+        let settings = match &self.settings[..] {
+            [] => String::new(),
+            settings => format!(" With {}.", settings.join(", ")),
+        };
         format!(
-            "{}, {} processors, {:.0} GB, a {machine}; Linux {}; Quipu {}{commit}; {}. \
-             Peers: {peers}.",
-            self.cpu, self.processors, self.memory_gb, self.kernel, self.version, self.date
+            "{}, {} processors, {:.0} GB, a {machine}; Linux {}, sockets with {}; Quipu {}{commit}; {}. \
+             Peers: {peers}.{settings}",
+            self.cpu,
+            self.processors,
+            self.memory_gb,
+            self.kernel,
+            self.congestion,
+            self.version,
+            self.date
         )
     }
+}
+
+/// Those variables that are Quipu's, with their values.
+fn settings(all: impl Iterator<Item = (OsString, OsString)>) -> Vec<String> {
+    let text = |part: &OsString| part.to_string_lossy().into_owned();
+    let all = all.map(|(name, value)| (text(&name), text(&value)));
+    // Who is empty is as good as not there.
+    let set = |value: &String| !value.trim().is_empty();
+    let ours = all.filter(|(name, value)| name.starts_with("QUIPU_") && set(value));
+    let mut settings: Vec<_> = ours.map(|(name, value)| format!("{name}={value}")).collect();
+    settings.sort();
+    settings
 }
 
 /// The first line that a program prints.
@@ -110,4 +136,23 @@ fn peers() -> Vec<String> {
     .into_iter()
     .flatten()
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_told_with_the_numbers() {
+        let all = [
+            ("PATH", "/bin"),
+            ("QUIPU_FAULTS", "plan"),
+            ("QUIPU_CRC", "always"),
+            ("QUIPU_LOG", ""),
+        ];
+        let all = all.map(|(name, value)| (name.into(), value.into()));
+        let mut machine = Machine::describe(1, [0, 0]);
+        machine.settings = settings(all.into_iter());
+        assert!(machine.sentence().ends_with(" With QUIPU_CRC=always, QUIPU_FAULTS=plan."));
+    }
 }

@@ -145,6 +145,9 @@ pub struct Series {
     /// What was measured.
     #[serde(flatten)]
     pub test: Test,
+    /// Nanoseconds of a cache line there and back in the state of the machine in which most samples of this
+    /// test were taken, of all contenders; `None` where it does not matter, or is never known.
+    pub line_ns: Option<f64>,
     /// By size in bytes.
     pub points: BTreeMap<u64, Point>,
 }
@@ -157,7 +160,12 @@ pub struct Point {
     /// Nanoseconds of a cache line from one processor to the other and back meanwhile; `None` where it was
     /// not asked, or changed.
     pub lines_ns: Vec<Option<f64>>,
-    /// Their median.
+    /// How many of them the median is of: those of the state that the series names, if they are enough; or
+    /// else all.
+    pub counted: usize,
+    /// Whether those are of several states, or of such as are not known.
+    pub mixed: bool,
+    /// The median of these.
     pub median_ns: f64,
     /// Their quartiles.
     pub quartiles_ns: [f64; 2],
@@ -195,10 +203,22 @@ pub struct Ratio {
     pub test: Test,
     /// Bytes.
     pub size: u64,
-    /// How many times faster the first is: the ratio of the medians.
+    /// How many times faster the first is.
+    #[serde(flatten)]
+    pub speed: Speed,
+}
+
+/// How many times faster one is than another.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// The median of the ratios within the rounds.
     pub speed: f64,
-    /// Quartiles of the ratios within each round.
+    /// Their quartiles.
     pub spread: [f64; 2],
+    /// How many rounds these are.
+    pub rounds: usize,
+    /// Whether the machine may have been in another state for one than for the other, where that matters.
+    pub mixed: bool,
 }
 
 /// The cost of a message to the program that sends it, and to the one that receives it.
@@ -240,6 +260,8 @@ pub struct Footprint {
     pub bytes_per_qp: f64,
     /// Queue pairs that then carried a message each without fault.
     pub exchanged: u64,
-    /// How long creating and connecting them took, in seconds.
+    /// Why not all of them did.
+    pub fault: Option<String>,
+    /// Seconds until all were created and connected and had carried their messages.
     pub setup_s: f64,
 }

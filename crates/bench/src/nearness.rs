@@ -8,6 +8,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
+
 use crate::model::{Kind, Op, Test};
 use crate::{stats, sys};
 
@@ -53,6 +55,11 @@ pub(crate) fn same_state(one: f64, other: f64) -> bool {
     one <= other * OTHER && other <= one * OTHER
 }
 
+/// Whether a test is one of those in which it is asked for, where sizes are short.
+pub(crate) fn asked(test: Test) -> bool {
+    test.op == Op::Send && matches!(test.kind, Kind::Latency | Kind::Stream)
+}
+
 impl Nearness {
     /// Nothing was measured yet. All is to take `budget`.
     pub(crate) fn new(cpus: [usize; 2], budget: Duration) -> Self {
@@ -75,13 +82,15 @@ impl Nearness {
 
     /// Whether it matters to a test of these sizes.
     pub(crate) fn matters(test: Test, sizes: &[u64]) -> bool {
-        let compared = test.op == Op::Send && matches!(test.kind, Kind::Latency | Kind::Stream);
-        compared && sizes.iter().any(|&size| size <= SHORT)
+        asked(test) && sizes.iter().any(|&size| size <= SHORT)
     }
 
     /// Measures something in the state in which the race began, or a few times in vain; what came of the
     /// last, and the nanoseconds of a line there and back, if that was one state from beginning to end.
-    pub(crate) fn measure<T>(&mut self, mut act: impl FnMut() -> T) -> (T, Option<f64>) {
+    pub(crate) fn measure<T>(
+        &mut self,
+        mut act: impl FnMut() -> Result<T>,
+    ) -> (Result<T>, Option<f64>) {
         self.runs += 1;
         let mut tries = 0;
         loop {
@@ -94,7 +103,8 @@ impl Nearness {
             tries += 1;
             let steady = same_state(before, behind);
             let kept = steady && same_state(behind, self.at_start);
-            if kept || tries == TRIES || self.left.is_zero() {
+            // What fails would fail again, perhaps after long.
+            if kept || done.is_err() || tries == TRIES || self.left.is_zero() {
                 self.kept += u32::from(kept);
                 return (done, steady.then_some((before + behind) / 2.0));
             }
@@ -182,23 +192,42 @@ mod tests {
         let mut near = Nearness::new([0, 0], PATIENCE * (TRIES + 1) * SHARE);
         let mut count = 0;
         near.begin();
-        let (_, line) = near.measure(|| count += 1);
+        let (_, line) = near.measure(|| {
+            count += 1;
+            Ok(())
+        });
         assert_eq!((count, line, near.runs, near.kept), (1, Some(0.0), 1, 1));
         assert_eq!(near.note(), None);
 
         // Here it is another than when the race began, at every look, though it stays the same.
         let mut apart = Nearness { at_start: 130.0, range: [0.0, 300.0], ..near };
         let began = Instant::now();
-        let (_, line) = apart.measure(|| count += 1);
+        let (_, line) = apart.measure(|| {
+            count += 1;
+            Ok(())
+        });
         assert_eq!((count, line, apart.runs, apart.kept), (1 + TRIES, Some(0.0), 2, 1));
         assert!(began.elapsed() >= PATIENCE * TRIES);
         assert!(apart.note().is_some_and(|note| note.contains("in 1 of 2 turns")));
 
         // Of what is left it spends no more than that, and nothing once it is gone.
         count = 0;
-        (0..2).for_each(|_| _ = apart.measure(|| count += 1));
+        (0..2).for_each(|_| {
+            _ = apart.measure(|| {
+                count += 1;
+                Ok(())
+            })
+        });
         assert!(apart.left.is_zero() && began.elapsed() < PATIENCE * (TRIES + 2));
         assert_eq!(count, 2);
+
+        // A failure is not repeated.
+        apart.left = PAUSE;
+        let (failed, _) = apart.measure(|| -> Result<()> {
+            count += 1;
+            anyhow::bail!("it fails")
+        });
+        assert!(failed.is_err() && count == 3);
     }
 
     #[test]

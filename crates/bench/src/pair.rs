@@ -93,7 +93,7 @@ impl Drop for Worker {
 }
 
 /// Passes on the lines of a child's output, so that they can be waited for with a limit.
-fn lines_of(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
+pub(crate) fn lines_of(pipe: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (sender, receiver) = channel();
     if let Some(pipe) = pipe {
         std::thread::spawn(move || {
@@ -282,6 +282,7 @@ impl Contender for Pair {
             What::Quipu(Path::Udp) | What::UdpSocket => test.op == Op::Send && single,
             What::QuipuShared => test.kind != Kind::Wake && test.op != Op::Copy && single,
             What::Quipu(_) => test.op != Op::Copy && single,
+            What::QuipuCrc => test.kind == Kind::Stream && matches!(test.op, Op::Send | Op::Write),
             What::Memory => matches!(
                 (test.kind, test.op),
                 (Kind::Latency, Op::Write) | (Kind::Stream, Op::Copy)
@@ -297,7 +298,10 @@ impl Contender for Pair {
             _ if self.path == Path::Udp => 4096,
             _ => u64::MAX,
         };
-        let legal = |size: &&u64| takes_part && **size <= most;
+        // CRCs cost by the byte; a few points show how much.
+        let least = if self.what == What::QuipuCrc { 65536 } else { 0 };
+        let most = if self.what == What::QuipuCrc { 1 << 20 } else { most };
+        let legal = |size: &&u64| takes_part && (least..=most).contains(*size);
         sizes.iter().filter(legal).copied().collect()
     }
 

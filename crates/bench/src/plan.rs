@@ -18,6 +18,9 @@ const MAX_SIZE: u64 = 64 << 20;
 /// The most connections that a plan may make at once: each needs descriptors in one process.
 const MAX_CONNECTIONS: u64 = 10_000;
 
+/// The most queue pairs that a plan may have idle at once.
+const MAX_IDLE: u64 = 100_000;
+
 /// The most queue pairs that a plan may have busy at once.
 const MAX_CROWD: u64 = 10_000;
 
@@ -117,6 +120,11 @@ impl Plan {
             "signal_every must be from 1 to depth"
         );
         ensure!(!plan.test.is_empty(), "there is no [[test]]");
+        for (name, count) in
+            [("queue_pairs", plan.queue_pairs), ("idle_queue_pairs", plan.idle_queue_pairs)]
+        {
+            ensure!((1..=MAX_IDLE).contains(&count), "{name} must be from 1 to {MAX_IDLE}");
+        }
         let crowd = 1..=MAX_CROWD;
         ensure!(
             crowd.contains(&plan.crowd_queue_pairs),
@@ -175,6 +183,11 @@ mod tests {
         let text = DEFAULT.replace("op = \"connection\"", "op = \"send\"");
         let error = Plan::parse(&text, true).unwrap_err();
         assert!(error.to_string().contains("connections"), "{error}");
+        for name in ["\nqueue_pairs", "\nidle_queue_pairs"] {
+            let text = DEFAULT.replace(&format!("{name} = 1000"), &format!("{name} = 0 #"));
+            let error = Plan::parse(&text, true).unwrap_err();
+            assert!(error.to_string().starts_with(name.trim()), "{error}");
+        }
         let text = DEFAULT.replace("crowd_queue_pairs = 1000", "crowd_queue_pairs = 0");
         let error = Plan::parse(&text, true).unwrap_err();
         assert!(error.to_string().contains("crowd_queue_pairs"), "{error}");

@@ -6,8 +6,10 @@ use serde::Serialize;
 
 use crate::contender::Contender;
 use crate::machine::Machine;
-use crate::model::{Detail, Footprint, Overhead, Path, Point, Ratio, Role, Sample, Series, Test};
-use crate::nearness::same_state;
+use crate::model::{
+    Detail, Footprint, Overhead, Path, Point, Ratio, Role, Sample, Series, Speed, Test,
+};
+use crate::nearness::{asked, same_state};
 use crate::plan::Plan;
 use crate::qpip::{Goodput, IdleCost, Rows, StageCost};
 use crate::stats;
@@ -73,6 +75,7 @@ impl Collector {
                 role: contender.role(),
                 path: contender.path(),
                 test,
+                line_ns: None,
                 points: BTreeMap::new(),
             });
             self.series.len() - 1
@@ -94,11 +97,38 @@ impl Collector {
     pub(crate) fn finish(mut self) -> Vec<Series> {
         for series in &mut self.series {
             series.points.retain(|_, point| point.rounds_ns.iter().any(Option::is_some));
-            series.points.iter_mut().for_each(|(&size, point)| summarize(size, point));
         }
         self.series.retain(|series| !series.points.is_empty());
+        summarize_all(&mut self.series);
         self.series
     }
+}
+
+/// Draws the sums: of all contenders of a test from samples of the same state, or the numbers of a table
+/// could not be compared.
+fn summarize_all(all: &mut [Series]) {
+    let commonest: BTreeMap<_, _> =
+        tests(all).into_iter().map(|test| (test, commonest_line(all, test))).collect();
+    for series in all {
+        series.line_ns = commonest.get(&series.test).copied().flatten();
+        for (&size, point) in &mut series.points {
+            summarize(size, point, (asked(series.test), series.line_ns));
+        }
+    }
+}
+
+/// The line, in nanoseconds, in whose state most samples of a test were taken.
+fn commonest_line(all: &[Series], test: Test) -> Option<f64> {
+    let points = all.iter().filter(|s| s.test == test).flat_map(|s| s.points.values());
+    let lines: Vec<_> = points.flat_map(|point| known(point).map(|(_, line)| line)).collect();
+    let like = |one: &f64| lines.iter().filter(|other| same_state(*one, **other)).count();
+    lines.iter().copied().max_by_key(like)
+}
+
+/// The samples whose state is known, with it.
+fn known(point: &Point) -> impl Iterator<Item = (f64, f64)> {
+    let rounds = point.rounds_ns.iter().zip(&point.lines_ns);
+    rounds.filter_map(|(ns, line)| Some(((*ns)?, (*line)?)))
 }
 
 /// The detail of that name, which is added if there is none.
@@ -110,8 +140,15 @@ fn detail<'a>(also: &'a mut Vec<Detail>, name: &str) -> &'a mut Detail {
     &mut also[index]
 }
 
-fn summarize(size: u64, point: &mut Point) {
-    let samples: Vec<_> = point.rounds_ns.iter().flatten().copied().collect();
+/// Draws the sum of a point: whether its state is asked for, and that of which samples are to be.
+fn summarize(size: u64, point: &mut Point, (asked, line_ns): (bool, Option<f64>)) {
+    let like = |(ns, line)| line_ns.is_some_and(|of| same_state(of, line)).then_some(ns);
+    let mut samples: Vec<_> = known(point).filter_map(like).collect();
+    point.mixed = asked && samples.len() < ENOUGH;
+    if samples.len() < ENOUGH {
+        samples = point.rounds_ns.iter().flatten().copied().collect();
+    }
+    point.counted = samples.len();
     point.median_ns = stats::median(&samples);
     point.quartiles_ns = stats::quartiles(&samples);
     point.messages_per_s = 1e9 / point.median_ns;
@@ -130,11 +167,11 @@ pub(crate) fn point<'a>(
     series.points.get(&size)
 }
 
-/// Rounds without which a ratio would be one of chance.
-const ENOUGH: usize = 3;
+/// Rounds without which a number would be one of chance.
+pub(crate) const ENOUGH: usize = 3;
 
-/// How many times faster one is than the other: the median of the ratios within the rounds, since the machine
-/// drifts between them, and their quartiles. `None` if they never ran in one round. The tests may differ.
+/// How many times faster one is than the other: from ratios within rounds, since the machine drifts between
+/// them. `None` if they never ran in one round. The tests may differ.
 ///
 /// Where it is known for [`ENOUGH`] of them that the processors were equally near to each other for both,
 /// only such rounds count.
@@ -143,7 +180,7 @@ pub(crate) fn speed(
     (contender, test): (&str, Test),
     (against, other): (&str, Test),
     size: u64,
-) -> Option<(f64, [f64; 2])> {
+) -> Option<Speed> {
     let (ours, theirs) =
         (point(series, contender, test, size)?, point(series, against, other, size)?);
     let rounds = ours.rounds_ns.iter().zip(&theirs.rounds_ns);
@@ -154,8 +191,10 @@ pub(crate) fn speed(
     let all: Vec<_> = ratios.zip(same).filter_map(|(ratio, same)| Some((ratio?, same))).collect();
     let known = all.iter().filter(|(_, same)| *same).count();
     let counts = all.into_iter().filter(|(_, same)| *same || known < ENOUGH);
-    let ratios: Vec<_> = counts.map(|(ratio, _)| ratio).collect();
-    stats::median_and_quartiles(&ratios)
+    let ratios: Vec<_> = counts.map(|(ratio, _)| ratio).filter(|ratio| ratio.is_finite()).collect();
+    let (speed, spread) = stats::median_and_quartiles(&ratios)?;
+    let mixed = asked(test) && asked(other) && known < ENOUGH;
+    Some(Speed { speed, spread, rounds: ratios.len(), mixed })
 }
 
 /// Quipu against everybody who did the same.
@@ -168,7 +207,7 @@ pub(crate) fn ratios(series: &[Series]) -> Vec<Ratio> {
         for theirs in series.iter().filter(same) {
             for &size in ours.points.keys() {
                 let (one, other) = ((&*ours.contender, ours.test), (&*theirs.contender, ours.test));
-                if let Some((speed, spread)) = speed(series, one, other, size) {
+                if let Some(speed) = speed(series, one, other, size) {
                     all.push(Ratio {
                         contender: ours.contender.clone(),
                         against: theirs.contender.clone(),
@@ -176,7 +215,6 @@ pub(crate) fn ratios(series: &[Series]) -> Vec<Ratio> {
                         test: ours.test,
                         size,
                         speed,
-                        spread,
                     });
                 }
             }
@@ -210,20 +248,48 @@ pub(crate) mod tests_support {
         let make = |name: &str, role, samples: &[f64]| {
             let rounds_ns = samples.iter().map(|&ns| Some(ns)).collect();
             let lines_ns = vec![None; samples.len()];
-            let mut point = Point { rounds_ns, lines_ns, ..Point::default() };
-            summarize(8, &mut point);
-            let points = BTreeMap::from([(8, point)]);
-            Series { contender: name.into(), role, path: Path::SameHost, test, points }
+            let points = BTreeMap::from([(8, Point { rounds_ns, lines_ns, ..Point::default() })]);
+            let (contender, path) = (name.into(), Path::SameHost);
+            Series { contender, role, path, test, line_ns: None, points }
         };
-        vec![make("Quipu", Role::Quipu, ours), make("Open MPI shm", Role::Peer, theirs)]
+        let mut all =
+            vec![make("Quipu", Role::Quipu, ours), make("Open MPI shm", Role::Peer, theirs)];
+        summarize_all(&mut all);
+        all
+    }
+
+    /// Whether both processors shared a cache in the rounds, of both.
+    pub(crate) fn set_lines(series: &mut [Series], at: usize, lines: &[Option<f64>]) {
+        series[at].points.get_mut(&8).unwrap().lines_ns = lines.to_vec();
+        summarize_all(series);
+    }
+
+    #[test]
+    fn a_table_is_of_the_state_in_which_most_was_measured() {
+        let mut series = series(&[100.0, 110.0, 400.0, 420.0, 120.0], &[90.0, 500.0, 510.0, 95.0]);
+        let (near, far) = (Some(50.0), Some(130.0));
+        let point = |series: &[Series], at: usize| series[at].points[&8].clone();
+        let drawn = |p: Point| (p.median_ns, p.counted, p.mixed);
+        assert_eq!(drawn(point(&series, 0)), (120.0, 5, true), "no state is known");
+        set_lines(&mut series, 0, &[near, near, far, None, near]);
+        set_lines(&mut series, 1, &[near, far, far, near]);
+        assert_eq!(series[1].line_ns, near);
+        assert_eq!(drawn(point(&series, 0)), (110.0, 3, false));
+        assert_eq!(point(&series, 0).quartiles_ns, [105.0, 115.0]);
+        // Of the other's samples too few are of that state.
+        assert_eq!(drawn(point(&series, 1)), (297.5, 4, true));
+        series.iter_mut().for_each(|s| s.test.op = Op::Write);
+        summarize_all(&mut series);
+        assert_eq!(drawn(point(&series, 1)), (297.5, 4, false), "it does not matter");
     }
 
     #[test]
     fn ratios_are_those_within_rounds() {
         let found = ratios(&series(&[100.0, 200.0, 300.0], &[300.0, 200.0, 900.0]));
         assert_eq!(found.len(), 1);
-        assert_eq!((found[0].size, found[0].speed), (8, 3.0), "that of the medians is 1.5");
-        assert_eq!(found[0].spread, [2.0, 3.0]);
+        let Speed { speed, spread, rounds, mixed } = found[0].speed;
+        assert_eq!((found[0].size, speed), (8, 3.0), "that of the medians is 1.5");
+        assert_eq!((spread, rounds, mixed), ([2.0, 3.0], 3, true));
         assert_eq!(ratios(&series(&[f64::NAN], &[1.0])).len(), 0);
     }
 
@@ -233,12 +299,15 @@ pub(crate) mod tests_support {
             series(&[100.0, 100.0, 100.0, 100.0, 100.0], &[300.0, 300.0, 300.0, 100.0, 100.0]);
         let (near, far) = (Some(120.0), Some(450.0));
         let mut lines = |at: usize, lines: [Option<f64>; 5]| {
-            series[at].points.get_mut(&8).unwrap().lines_ns = lines.into();
-            ratios(&series)[0].speed
+            set_lines(&mut series, at, &lines);
+            let Speed { speed, rounds, mixed, .. } = ratios(&series)[0].speed;
+            (speed, rounds, mixed)
         };
-        assert_eq!(lines(0, [near, near, near, near, far]), 3.0, "the other's are not known");
-        assert_eq!(lines(1, [Some(110.0), far, near, near, far]), 2.0);
-        assert_eq!(lines(1, [far, far, Some(110.0), Some(140.0), far]), 1.0);
-        assert_eq!(lines(1, [far, far, far, near, far]), 3.0, "all, where too few suit");
+        let unknown = "the other's are not known";
+        assert_eq!(lines(0, [near, near, near, near, far]), (3.0, 5, true), "{unknown}");
+        assert_eq!(lines(1, [Some(110.0), far, near, near, far]), (2.0, 4, false));
+        assert_eq!(lines(1, [far, far, Some(110.0), Some(140.0), far]), (1.0, 3, false));
+        let few = "all, where too few suit";
+        assert_eq!(lines(1, [far, far, far, near, far]), (3.0, 5, true), "{few}");
     }
 }

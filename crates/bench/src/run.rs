@@ -1,39 +1,26 @@
 //! The whole run: contenders take turns, round by round.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::contender::{Contender, Round};
+use crate::contender::Contender;
 use crate::machine::Machine;
-use crate::model::{Footprint, Overhead, Path, Role};
-use crate::nearness::Nearness;
+use crate::model::{Footprint, Overhead, Path, Role, Test};
 use crate::pair::{Launcher, Pair};
 use crate::plan::{Plan, PlannedTest};
-use crate::qpip::{QPIP, Sender};
+use crate::qpip::{IdleCost, PlannedQpip, QPIP, Sender, StageCost};
 use crate::report::{self, Listed};
-use crate::results::{Collector, Results, ratios};
+use crate::results::{Results, ratios};
+use crate::rounds::{Field, all_rounds};
 use crate::targets::{
-    CROWD, CROWD_TCP, QUIPU, QUIPU_SHARED, QUIPU_TCP, QUIPU_UD, SOCKET, UDP_SOCKET, judge,
+    CROWD, CROWD_TCP, QUIPU, QUIPU_SHARED, QUIPU_TCP, QUIPU_TCP_CRC, QUIPU_UD, SOCKET, UDP_SOCKET,
+    judge,
 };
 use crate::worker::{Setup, What};
-use crate::{peers, qpip, sys};
-
-/// A contender that fails so often takes part no longer.
-const FAILURES: u32 = 3;
-
-/// A round that was begun within the budget may overdraw it so far; then it is cut short.
-const OVERTIME: f64 = 1.2;
-
-/// Contenders and what became of them.
-struct Field {
-    contenders: Vec<Box<dyn Contender>>,
-    failures: BTreeMap<String, (u32, String)>,
-    /// What did not work, for people.
-    notes: Vec<String>,
-}
+use crate::{congestion, peers, qpip, sys};
 
 /// The processors of the two ends, and how many there are.
 fn processors() -> Result<([usize; 2], usize)> {
@@ -44,6 +31,9 @@ fn processors() -> Result<([usize; 2], usize)> {
         [first, second, ..] => Ok(([first, second], processors.len())),
     }
 }
+
+/// Contenders, and a word about those that are not there.
+type Found = (Vec<Box<dyn Contender>>, Vec<String>);
 
 /// Makes contenders of pairs of workers.
 struct Pairs<'a> {
@@ -70,12 +60,17 @@ impl Pairs<'_> {
 
     /// All contenders with one of `only` in their names, or all, and a word about those that are
     /// not there.
-    fn contenders(&self, only: &[String]) -> (Vec<Box<dyn Contender>>, Vec<String>) {
+    ///
+    /// # Errors
+    ///
+    /// One of `only` is in nobody's name.
+    fn contenders(&self, only: &[String]) -> Result<Found> {
         let (peers, missing) = peers::installed(self.plan);
         let own = [
             (QUIPU, Role::Quipu, Path::SameHost, What::Quipu(Path::SameHost)),
             (QUIPU_SHARED, Role::Quipu, Path::SameHost, What::QuipuShared),
             (QUIPU_TCP, Role::Quipu, Path::Tcp, What::Quipu(Path::Tcp)),
+            (QUIPU_TCP_CRC, Role::Quipu, Path::Tcp, What::QuipuCrc),
             (QUIPU_UD, Role::Quipu, Path::Udp, What::Quipu(Path::Udp)),
             (CROWD, Role::Quipu, Path::SameHost, What::Crowd(Path::SameHost)),
             (CROWD_TCP, Role::Quipu, Path::Tcp, What::Crowd(Path::Tcp)),
@@ -89,8 +84,9 @@ impl Pairs<'_> {
         };
         let mut contenders: Vec<_> = own.into_iter().map(pair).collect();
         contenders.extend(peers);
+        check(only, &contenders, &missing)?;
         contenders.retain(|contender| wanted(only, contender.name()));
-        (contenders, missing)
+        Ok((contenders, missing))
     }
 }
 
@@ -98,6 +94,26 @@ impl Pairs<'_> {
 fn wanted(only: &[String], name: &str) -> bool {
     let has = |part: &String| name.to_lowercase().contains(&part.to_lowercase());
     only.is_empty() || only.iter().any(has)
+}
+
+/// Refuses words that are part of no name. Who is not installed has one, too: a note says so.
+fn check(only: &[String], contenders: &[Box<dyn Contender>], missing: &[String]) -> Result<()> {
+    let mut names: Vec<_> = contenders.iter().map(|contender| contender.name()).collect();
+    names.extend(qpip::CONTENDERS.iter().map(|contender| contender.name));
+    names.extend(Sender::ALL.map(Sender::name));
+    for word in only {
+        let one = std::slice::from_ref(word);
+        let known = names.iter().any(|name| wanted(one, name))
+            || missing.iter().any(|note| wanted(one, note));
+        let names = names.join("; ");
+        ensure!(known, "no contender has \"{word}\" in its name; there are: {names}");
+    }
+    Ok(())
+}
+
+/// Whether QPIP on packet links is to be measured: anybody who takes part.
+fn wants_links(only: &[String]) -> bool {
+    qpip::CONTENDERS.iter().any(|contender| wanted(only, contender.name))
 }
 
 /// Whether goodput is to be measured: both senders, or neither.
@@ -111,7 +127,7 @@ fn wants_goodput(only: &[String]) -> bool {
 ///
 /// The machine cannot be measured at all.
 pub(crate) fn list(plan: &Plan, only: &[String], launcher: &Launcher) -> Result<String> {
-    let (contenders, missing) = Pairs { plan, cpus: processors()?.0, launcher }.contenders(only);
+    let (contenders, missing) = Pairs { plan, cpus: processors()?.0, launcher }.contenders(only)?;
     let part = |contender: &dyn Contender, planned: &PlannedTest| {
         let sizes = contender.sizes(planned.test(), &planned.sizes);
         (!sizes.is_empty()).then(|| format!("{} {}", planned.op, planned.kind))
@@ -122,8 +138,8 @@ pub(crate) fn list(plan: &Plan, only: &[String], launcher: &Launcher) -> Result<
         tests: plan.test.iter().filter_map(|test| part(contender.as_ref(), test)).collect(),
     });
     let text = report::list(&lines.collect::<Vec<_>>(), &missing);
-    let links = plan.qpip.is_some() && wanted(only, QPIP);
-    let text = if links { text + &report::qpip_list() } else { text };
+    let links = plan.qpip.is_some() && wants_links(only);
+    let text = if links { text + &report::qpip_list(|name| wanted(only, name)) } else { text };
     let lossy = plan.goodput.is_some() && wants_goodput(only);
     Ok(if lossy { text + &report::goodput_list() } else { text })
 }
@@ -141,13 +157,15 @@ pub(crate) fn run(
     quiet: bool,
 ) -> Result<Results> {
     let began = Instant::now();
+    let uneven = congestion::level()?;
     let (cpus, count) = processors()?;
     let pairs = Pairs { plan: &plan, cpus, launcher };
     let bar = progress_bar(quiet, &plan);
 
     bar.set_message("looking for peers");
-    let (contenders, missing) = pairs.contenders(only);
+    let (contenders, missing) = pairs.contenders(only)?;
     let mut field = Field { contenders, failures: BTreeMap::new(), notes: missing };
+    field.notes.extend(uneven);
     if count == 1 {
         field.notes.push("There is one processor only: both ends share it.".into());
     }
@@ -163,23 +181,10 @@ pub(crate) fn run(
         true => costs(&plan, &mut extra, &bar, &mut field.notes),
         false => (Vec::new(), Vec::new()),
     };
-    let (mut occupancy, mut idle) = (Vec::new(), None);
     let qpip_began = Instant::now();
-    let qpip = match &plan.qpip {
-        Some(planned) if wanted(only, QPIP) => {
-            let (rows, notes) = qpip::run(planned, launcher, cpus, &bar);
-            field.notes.extend(notes);
-            match qpip::occupancy(cpus[0]) {
-                Ok(stages) => occupancy = stages,
-                Err(error) => field.notes.push(format!("QPIP, stages of the adapter: {error:#}")),
-            }
-            match qpip::idle(cpus[0]) {
-                Ok(cost) => idle = Some(cost),
-                Err(error) => field.notes.push(format!("QPIP, idle connections: {error:#}")),
-            }
-            rows
-        }
-        _ => qpip::Rows::default(),
+    let (qpip, occupancy, idle) = match &plan.qpip {
+        Some(planned) if wants_links(only) => links(planned, only, &pairs, &bar, &mut field.notes),
+        _ => Default::default(),
     };
     let goodput = match &plan.goodput {
         Some(planned) if wants_goodput(only) => {
@@ -195,8 +200,8 @@ pub(crate) fn run(
     bar.finish_and_clear();
 
     let Field { failures, mut notes, .. } = field;
-    for (name, (count, why)) in failures {
-        notes.push(format!("{name} failed {count} times, at last: {why}"));
+    for ((name, Test { kind, op }), (count, why)) in failures {
+        notes.push(format!("{name}, {op} {kind}, failed {count} times, at last: {why}"));
     }
     let series = collector.finish();
     let mut verdicts = judge(&series, &overhead, &memory, plan.queue_pairs);
@@ -225,6 +230,30 @@ pub(crate) fn run(
     })
 }
 
+/// QPIP and others on packet links, and what costs an adapter of QPIP without one.
+fn links(
+    planned: &PlannedQpip,
+    only: &[String],
+    pairs: &Pairs<'_>,
+    bar: &ProgressBar,
+    notes: &mut Vec<String>,
+) -> (qpip::Rows, Vec<StageCost>, Option<IdleCost>) {
+    let Pairs { cpus, launcher, .. } = *pairs;
+    let (rows, said) = qpip::run(planned, |name| wanted(only, name), launcher, cpus, bar);
+    notes.extend(said);
+    if !wanted(only, QPIP) {
+        return (rows, Vec::new(), None);
+    }
+    let mut note =
+        |what: &str, error: anyhow::Error| notes.push(format!("QPIP, {what}: {error:#}"));
+    let occupancy = qpip::occupancy(cpus[0]).unwrap_or_else(|error| {
+        note("stages of the adapter", error);
+        Vec::new()
+    });
+    let idle = qpip::idle(cpus[0]).map_err(|error| note("idle connections", error)).ok();
+    (rows, occupancy, idle)
+}
+
 /// One step per test and round, and a few for the rest.
 fn progress_bar(quiet: bool, plan: &Plan) -> ProgressBar {
     let qpip = plan.qpip.as_ref().map_or(0, |qpip| u64::from(qpip.rounds));
@@ -235,69 +264,6 @@ fn progress_bar(quiet: bool, plan: &Plan) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps), target);
     // Nothing ticks on its own: a thread that draws would disturb what is measured.
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-fn all_rounds(
-    plan: &Plan,
-    cpus: [usize; 2],
-    field: &mut Field,
-    bar: &ProgressBar,
-    began: Instant,
-) -> (Collector, u32) {
-    let mut collector = Collector::default();
-    let settings = Round { slice_ns: plan.slice_ms * 1e6, cpus, depth: plan.depth };
-    let budget = Duration::from_secs(plan.budget_s);
-    let (mut done, mut longest) = (0, Duration::ZERO);
-    // Found out only where it matters.
-    let mut nearness = None;
-    for round in 0..plan.rounds {
-        let round_began = Instant::now();
-        // A round that would end too late does not begin; one is run in any case.
-        if round > 0 && began.elapsed() + longest > budget {
-            field.notes.push(format!(
-                "{round} of {} rounds were run: more would have taken longer than {} s.",
-                plan.rounds, plan.budget_s
-            ));
-            break;
-        }
-        for planned in &plan.test {
-            let test = planned.test();
-            if Nearness::matters(test, &planned.sizes) {
-                nearness.get_or_insert_with(|| Nearness::new(cpus, budget)).begin();
-            }
-            // Whoever comes first in one round comes later in the next.
-            let count = field.contenders.len();
-            for turn in 0..count {
-                let index = (turn + round as usize) % count;
-                let contender = field.contenders[index].as_mut();
-                let name = contender.name().to_owned();
-                let sizes = contender.sizes(test, &planned.sizes);
-                let failed = field.failures.get(&name).map_or(0, |(count, _)| *count);
-                let late = began.elapsed() > budget.mul_f64(OVERTIME);
-                if sizes.is_empty() || failed >= FAILURES || late {
-                    continue;
-                }
-                let (kind, op) = (test.kind, test.op);
-                bar.set_message(format!("round {}: {op} {kind}, {name}", round + 1));
-                let mut run = || contender.run(&settings, test, &sizes);
-                let (samples, line_ns) = match &mut nearness {
-                    Some(nearness) if Nearness::matters(test, &sizes) => nearness.measure(run),
-                    _ => (run(), None),
-                };
-                let samples = samples.unwrap_or_else(|error| {
-                    let why = format!("{op} {kind}: {error:#}");
-                    field.failures.insert(name, (failed + 1, why));
-                    Vec::new()
-                });
-                collector.add(contender, test, &sizes, &samples, (round, line_ns));
-            }
-            bar.inc(1);
-        }
-        done = round + 1;
-        longest = longest.max(round_began.elapsed());
-    }
-    field.notes.extend(nearness.as_ref().and_then(Nearness::note));
-    (collector, done)
 }
 
 /// What a message and what an idle connection cost.
@@ -327,9 +293,42 @@ fn costs(
     }
     bar.set_message("many queue pairs");
     match pair(Path::SameHost).self_footprint(plan.queue_pairs) {
-        Ok(footprint) => memory.push(footprint),
+        Ok(footprint) => {
+            if let Some(fault) = &footprint.fault {
+                keep("many queue pairs", Path::SameHost, anyhow!("{fault}"));
+            }
+            memory.push(footprint);
+        }
         Err(error) => keep("many queue pairs", Path::SameHost, error),
     }
     bar.inc(1);
     (overhead, memory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_name_that_nobody_has_is_refused() {
+        let missing = words(&["UCX is not measured: there is no ucx_perftest"]);
+        let known = words(&["ucx", "SMOLTCP"]);
+        let known = if cfg!(feature = "smoltcp") { &known[..] } else { &known[..1] };
+        check(known, &[], &missing).unwrap();
+        check(&words(&["own process", "xdp", "lossy"]), &[], &[]).unwrap();
+        let error = check(&words(&["kernel", "nosuch"]), &[], &missing).unwrap_err().to_string();
+        assert!(error.contains("nosuch") && error.contains("QPIP, XDP"), "{error}");
+    }
+
+    #[test]
+    fn names_of_packet_links_are_names() {
+        for name in ["XDP", "own process", "QPIP to socket", "kernel, spinning"] {
+            assert!(wants_links(&words(&[name])), "{name}");
+        }
+        assert!(!wants_links(&words(&["UCX", "lossy"])));
+    }
 }

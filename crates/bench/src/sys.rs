@@ -4,8 +4,8 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
@@ -203,6 +203,26 @@ pub(crate) fn new_network_namespace() -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Takes this process, which has one thread, into a network namespace of its own; as root there if not here.
+///
+/// # Errors
+///
+/// What the kernel says. Nothing has changed then, unless a user may make namespaces and not be root in them.
+pub(crate) fn own_network_namespace() -> io::Result<()> {
+    // SAFETY: takes nothing and cannot fail.
+    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    if user == 0 {
+        return new_network_namespace();
+    }
+    // SAFETY: takes an integer.
+    if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("0 {group} 1"))
+}
+
 /// Takes the calling thread into the network namespace that the file stands for.
 ///
 /// # Errors
@@ -219,7 +239,7 @@ pub(crate) fn enter_network_namespace(namespace: &std::fs::File) -> io::Result<(
 /// # Errors
 ///
 /// The kernel does not know it or does not allow it.
-pub(crate) fn set_congestion(socket: &TcpStream, name: &str) -> io::Result<()> {
+pub(crate) fn set_congestion(socket: &impl AsRawFd, name: &str) -> io::Result<()> {
     let len = libc::socklen_t::try_from(name.len()).map_err(io::Error::other)?;
     // SAFETY: the kernel reads `len` bytes at `name`'s start.
     let rc = unsafe {
@@ -232,6 +252,52 @@ pub(crate) fn set_congestion(socket: &TcpStream, name: &str) -> io::Result<()> {
         )
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A socket's congestion control.
+#[cfg(test)]
+pub(crate) fn congestion(socket: &impl AsRawFd) -> io::Result<String> {
+    let mut name = [0_u8; 16];
+    let mut len = name.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `name`, and how many.
+    let rc = unsafe {
+        let (fd, at) = (socket.as_raw_fd(), name.as_mut_ptr().cast());
+        libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, at, &raw mut len)
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// Connects a socket to which something is done before.
+///
+/// # Errors
+///
+/// What the kernel says.
+pub(crate) fn connect(
+    to: SocketAddrV4,
+    before: impl FnOnce(&OwnedFd) -> io::Result<()>,
+) -> io::Result<TcpStream> {
+    // SAFETY: takes integers.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and nobody else's.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    before(&socket)?;
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: to.port().to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) },
+        sin_zero: [0; 8],
+    };
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes of the address, a live variable.
+    let rc = unsafe { libc::connect(fd, (&raw const address).cast(), len) };
+    if rc == 0 { Ok(socket.into()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Has a packet socket not see what goes out at its interface, and gives it so many octets for what waits in

@@ -1,11 +1,12 @@
-//! What Quipu is to reach, and whether it does. Ratios are of medians within one run.
+//! What Quipu is to reach, and whether it does. Ratios are medians of those within rounds.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
 
-use crate::model::{Footprint, Kind, Op, Overhead, Path, Role, Series, Test};
-use crate::results::{point, speed};
+use crate::model::{Footprint, Kind, Op, Overhead, Path, Point, Role, Series, Speed, Test};
+use crate::report::digits;
+use crate::results::{ENOUGH, point, speed};
 use crate::worker::{FASTEST, SLOWEST};
 
 /// A target and what became of it.
@@ -19,7 +20,7 @@ pub struct Verdict {
     pub value: Option<f64>,
     /// The value for people.
     pub shown: String,
-    /// Whether the target is reached; `None` if it was not measured.
+    /// Whether the target is reached; `None` if it was not measured, or in too few rounds.
     pub reached: Option<bool>,
 }
 
@@ -33,6 +34,7 @@ const SEND_WAKE: Test = Test { kind: Kind::Wake, op: Op::Send };
 pub(crate) const QUIPU: &str = "Quipu";
 pub(crate) const QUIPU_SHARED: &str = "Quipu shared";
 pub(crate) const QUIPU_TCP: &str = "Quipu tcp";
+pub(crate) const QUIPU_TCP_CRC: &str = "Quipu tcp, CRC";
 pub(crate) const SOCKET: &str = "raw socket";
 pub(crate) const QUIPU_UD: &str = "Quipu ud";
 pub(crate) const UDP_SOCKET: &str = "UDP socket";
@@ -120,8 +122,23 @@ const SPEEDS: &[Faster] = &[
     ),
     faster("same host, 64 KB sends", (QUIPU, SEND_STREAM), (UCX, SEND_STREAM), 65536, 1.0),
     faster("same host, 1 MB sends", (QUIPU, SEND_STREAM), (UCX, SEND_STREAM), 1 << 20, 1.0),
-    faster("same host, 64 KB writes", (QUIPU, WRITE_STREAM), (UCX, SEND_STREAM), 65536, 1.0),
-    faster("same host, 1 MB writes", (QUIPU, WRITE_STREAM), (UCX, SEND_STREAM), 1 << 20, 1.0),
+    faster("same host, 64 KB writes", (QUIPU, WRITE_STREAM), (UCX, WRITE_STREAM), 65536, 1.0),
+    faster("same host, 1 MB writes", (QUIPU, WRITE_STREAM), (UCX, WRITE_STREAM), 1 << 20, 1.0),
+    // UCX's memory is mapped by both ends as well.
+    faster(
+        "same host, shared pages, 64 KB writes",
+        (QUIPU_SHARED, WRITE_STREAM),
+        (UCX, WRITE_STREAM),
+        65536,
+        1.0,
+    ),
+    faster(
+        "same host, shared pages, 1 MB writes",
+        (QUIPU_SHARED, WRITE_STREAM),
+        (UCX, WRITE_STREAM),
+        1 << 20,
+        1.0,
+    ),
     no_slower(
         "TCP, 8 B send, half round trip",
         (QUIPU_TCP, SEND_LATENCY),
@@ -164,11 +181,14 @@ pub(crate) fn judge(
     queue_pairs: u64,
 ) -> Vec<Verdict> {
     let mut all: Vec<_> = SPEEDS.iter().map(|target| judge_speed(target, series)).collect();
-    let write = point(series, QUIPU, WRITE_LATENCY, 8).map(|p| p.median_ns / 1e3);
-    let metric = "same host, 8 B write, target only looks";
-    all.insert(1, at_most(metric, write, 0.7, "us", "any memory"));
-    let write = point(series, QUIPU_SHARED, WRITE_LATENCY, 8).map(|p| p.median_ns / 1e3);
-    all.insert(2, at_most(metric, write, 0.2, "us", "shared pages"));
+    for (at, who, limit, memory) in
+        [(1, QUIPU, 0.7, "any memory"), (2, QUIPU_SHARED, 0.2, "shared pages")]
+    {
+        let write = point(series, who, WRITE_LATENCY, 8);
+        let us = write.map(|point| point.median_ns / 1e3);
+        let metric = "same host, 8 B write, target only looks";
+        all.insert(at, of_rounds(at_most(metric, us, limit, "us", memory), counted(write)));
+    }
     all.extend(over_quipu().iter().map(|target| judge_speed(target, series)));
     all.extend([Path::SameHost, Path::Tcp].map(|path| judge_connections(series, path)));
     all.extend([CROWD, CROWD_TCP].into_iter().flat_map(|name| judge_crowd(series, name)));
@@ -181,15 +201,36 @@ pub(crate) fn judge(
         let metric = format!("memory of an idle QP, {between}");
         all.push(at_most(&metric, bytes, IDLE_BYTES / 1024.0, "KB", "beyond its queues"));
     }
+    all.push(judge_many(memory, queue_pairs));
+    all
+}
+
+fn judge_many(memory: &[Footprint], queue_pairs: u64) -> Verdict {
     let working = memory.iter().filter(|f| f.between == "one process").map(|f| f.exchanged).max();
-    all.push(Verdict {
+    Verdict {
         metric: "QPs in one process that work".into(),
         target: format!(">= {queue_pairs}"),
         value: working.map(|n| n as f64),
         shown: working.map_or("not measured".into(), |n| n.to_string()),
         reached: working.map(|n| n >= queue_pairs),
-    });
-    all
+    }
+}
+
+/// How many samples the median of a point is of.
+fn counted(point: Option<&Point>) -> usize {
+    point.map_or(0, |point| point.counted)
+}
+
+/// A verdict from so many rounds: one of too few is none.
+pub(crate) fn of_rounds(mut verdict: Verdict, rounds: usize) -> Verdict {
+    if rounds < ENOUGH && verdict.value.is_some() {
+        verdict.reached = None;
+        verdict.shown += &match rounds {
+            1 => ", of 1 round only".to_owned(),
+            rounds => format!(", of {rounds} rounds only"),
+        };
+    }
+    verdict
 }
 
 /// Of what runs over Quipu and has shared memory and TCP of its own.
@@ -216,7 +257,8 @@ fn judge_connections(series: &[Series], path: Path) -> Verdict {
     let last = series.iter().find(quipu).and_then(|series| series.points.last_key_value());
     let rate = last.map(|(_, point)| point.messages_per_s);
     let metric = format!("connections by rdma_cm, {path}");
-    at_least(&metric, rate, CONNECTIONS, "a second", "made and broken")
+    let verdict = at_least(&metric, rate, CONNECTIONS, "a second", "made and broken");
+    of_rounds(verdict, counted(last.map(|(_, point)| point)))
 }
 
 /// Sizes are judged together: the least share counts, and the greatest.
@@ -225,6 +267,7 @@ fn judge_crowd(series: &[Series], name: &str) -> [Verdict; 2] {
     let details = series.iter().flat_map(|series| series.points.values().flat_map(|p| &p.also));
     let shares = |name| details.clone().filter(move |d| d.name == name).map(|d| d.median);
     let (least, most) = (shares(SLOWEST).reduce(f64::min), shares(FASTEST).reduce(f64::max));
+    let rounds = details.clone().map(|detail| detail.rounds.len()).min().unwrap_or(0);
     let (slowest, fastest) =
         (format!("{name}: slowest of many QPs"), format!("{name}: fastest of many QPs"));
     let unit = "of the median";
@@ -232,24 +275,50 @@ fn judge_crowd(series: &[Series], name: &str) -> [Verdict; 2] {
         at_least(&slowest, least, SHARE, unit, "messages"),
         at_most(&fastest, most, 1.0 / SHARE, unit, "messages"),
     ]
+    .map(|verdict| of_rounds(verdict, rounds))
 }
 
 fn judge_speed(target: &Faster, series: &[Series]) -> Verdict {
     let found = speed(series, target.ours, target.theirs, target.size);
-    let against = target.theirs.0;
-    let wanted = if target.as_time {
-        format!("<= {:.2} x {against}", 1.0 / target.at_least)
+    let (ours, (against, theirs)) = (target.ours.1, target.theirs);
+    // Who has no such operation is measured by another, which is to be said.
+    let against = if ours.op == theirs.op {
+        against.to_owned()
     } else {
-        format!(">= {:.2} x {against}", target.at_least)
+        format!("{against}, {}s", theirs.op)
     };
-    let value = found.map(|(speed, _)| if target.as_time { 1.0 / speed } else { speed });
-    let shown = found.map_or("not measured".into(), |(_, spread)| {
-        let [low, high] = spread;
-        let (low, high) = if target.as_time { (1.0 / high, 1.0 / low) } else { (low, high) };
-        format!("{:.2} x ({low:.2} to {high:.2})", value.unwrap_or(f64::NAN))
+    let metric = target.metric.to_string();
+    if !target.as_time {
+        return ratio(metric, Limit::Least(target.at_least), &against, found);
+    }
+    let times = found.map(|it| {
+        let [low, high] = it.spread;
+        Speed { speed: 1.0 / it.speed, spread: [1.0 / high, 1.0 / low], ..it }
     });
-    let reached = found.map(|(speed, _)| speed >= target.at_least);
-    Verdict { metric: target.metric.to_string(), target: wanted, value, shown, reached }
+    ratio(metric, Limit::Most(1.0 / target.at_least), &against, times)
+}
+
+/// Which ratio is good enough.
+#[derive(Clone, Copy)]
+pub(crate) enum Limit {
+    Most(f64),
+    Least(f64),
+}
+
+/// A target for a ratio; `None` if it was not measured.
+pub(crate) fn ratio(metric: String, limit: Limit, of: &str, found: Option<Speed>) -> Verdict {
+    let value = found.map(|it| it.speed);
+    let (target, reached) = match limit {
+        Limit::Most(most) => (format!("<= {most:.2} x {of}"), value.map(|v| v <= most)),
+        Limit::Least(least) => (format!(">= {least:.2} x {of}"), value.map(|v| v >= least)),
+    };
+    let shown = found.map_or("not measured".into(), |it| {
+        let [value, low, high] = [it.speed, it.spread[0], it.spread[1]].map(digits);
+        let mixed = if it.mixed { ", any state" } else { "" };
+        format!("{value} x ({low} to {high}){mixed}")
+    });
+    let verdict = Verdict { metric, target, value, shown, reached };
+    of_rounds(verdict, found.map_or(0, |it| it.rounds))
 }
 
 fn at_least(metric: &str, value: Option<f64>, limit: f64, unit: &str, of: &str) -> Verdict {
@@ -286,12 +355,55 @@ mod tests {
 
     #[test]
     fn a_target_is_reached_missed_or_not_measured() {
-        let verdicts = judge(&series(&[100.0], &[110.0]), &[], &[], 10);
+        let verdicts = judge(&series(&[100.0; 3], &[110.0; 3]), &[], &[], 10);
         assert_eq!(verdicts[0].reached, Some(true), "{:?}", verdicts[0]);
-        assert!(verdicts[0].shown.starts_with("0.91 x"), "{}", verdicts[0].shown);
+        assert_eq!(verdicts[0].shown, "0.91 x (0.91 to 0.91), any state");
         assert!(verdicts[1..].iter().all(|verdict| verdict.reached.is_none()));
-        let verdicts = judge(&series(&[120.0], &[110.0]), &[], &[], 10);
+        let verdicts = judge(&series(&[120.0; 3], &[110.0; 3]), &[], &[], 10);
         assert_eq!(verdicts[0].reached, Some(false));
+    }
+
+    #[test]
+    fn a_sample_or_two_are_no_verdict() {
+        let verdicts = judge(&series(&[100.0; 3], &[110.0]), &[], &[], 10);
+        assert_eq!(verdicts[0].reached, None);
+        let shown = "0.91 x (0.91 to 0.91), any state, of 1 round only";
+        assert_eq!(verdicts[0].shown, shown);
+        let mut writes = series(&[100.0; 2], &[]);
+        writes[0].test = WRITE_LATENCY;
+        let found = verdict(&writes, "same host, 8 B write, target only looks");
+        assert_eq!((found.shown.as_str(), found.reached), ("0.10 us, of 2 rounds only", None));
+    }
+
+    #[test]
+    fn small_ratios_are_shown_with_what_decides_them() {
+        let speed = |speed| Speed { speed, spread: [0.0151, 0.0304], rounds: 7, mixed: false };
+        let missed = ratio("".into(), Limit::Most(0.02), "kernel", Some(speed(0.0213)));
+        assert_eq!((&*missed.shown, missed.reached), ("0.021 x (0.015 to 0.030)", Some(false)));
+    }
+
+    #[test]
+    fn writes_are_compared_with_writes_or_it_is_said() {
+        for target in SPEEDS.iter().filter(|target| target.ours.1.op != target.theirs.1.op) {
+            assert_eq!(target.theirs.0, SOCKET, "a socket has no writes: {}", target.metric);
+            let target = judge_speed(target, &[]).target;
+            assert!(target.ends_with("x raw socket, sends"), "{target}");
+        }
+    }
+
+    #[test]
+    fn queue_pairs_that_do_not_work_miss_the_target() {
+        let footprint = |exchanged| Footprint {
+            between: "one process".into(),
+            queue_pairs: 10_000,
+            bytes_per_qp: 0.0,
+            exchanged,
+            fault: None,
+            setup_s: 1.0,
+        };
+        assert_eq!(judge_many(&[footprint(10_000)], 10_000).reached, Some(true));
+        assert_eq!(judge_many(&[footprint(9_999)], 10_000).reached, Some(false));
+        assert_eq!(judge_many(&[], 10_000).reached, None);
     }
 
     fn verdict(series: &[Series], metric: &str) -> Verdict {
@@ -301,17 +413,17 @@ mod tests {
 
     #[test]
     fn what_runs_over_quipu_may_be_a_little_slower() {
-        let mut series = series(&[120.0], &[100.0]);
+        let mut series = series(&[120.0; 3], &[100.0; 3]);
         series[0].contender = "Quipu, Open MPI".into();
         let metric = "same host, Open MPI over Quipu, 8 B send, half round trip";
         assert_eq!(verdict(&series, metric).reached, Some(true));
-        series[0].points.iter_mut().for_each(|(_, point)| point.rounds_ns = vec![Some(131.0)]);
+        series[0].points.iter_mut().for_each(|(_, point)| point.rounds_ns = vec![Some(131.0); 3]);
         assert_eq!(verdict(&series, metric).reached, Some(false));
     }
 
     #[test]
     fn the_most_connections_at_once_are_judged() {
-        let mut series = series(&[100.0], &[100.0]);
+        let mut series = series(&[100.0; 3], &[100.0; 3]);
         series[0].test = CONNECT;
         let few = series[0].points[&8].clone();
         series[0].points.insert(1000, Point { messages_per_s: 1999.0, ..few });
@@ -324,10 +436,10 @@ mod tests {
 
     #[test]
     fn the_extreme_shares_of_a_crowd_are_judged() {
-        let mut series = series(&[100.0], &[100.0]);
+        let mut series = series(&[100.0; 3], &[100.0; 3]);
         (series[0].contender, series[0].test) = (CROWD.into(), CROWD_SENDS);
         let detail =
-            |name: &str, median| Detail { name: name.into(), rounds: vec![median], median };
+            |name: &str, median| Detail { name: name.into(), rounds: vec![median; 3], median };
         let shares = |least, most| vec![detail(SLOWEST, least), detail(FASTEST, most)];
         let point = series[0].points[&8].clone();
         series[0].points.insert(8, Point { also: shares(0.9, 2.5), ..point.clone() });

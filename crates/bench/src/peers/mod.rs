@@ -20,8 +20,8 @@ use crate::model::{Path, Sample, Test};
 use crate::plan::{Plan, PlannedTest};
 use crate::sys;
 
-/// A program that runs for so long is stuck.
-const PATIENCE: Duration = Duration::from_secs(45);
+/// A program that runs for so long is stuck, or much slower than was thought.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a server may take until it listens.
 const START: Duration = Duration::from_secs(10);
 /// Programs that are started for each slice are cold at its beginning, and Quipu's own workers are not: so
@@ -45,23 +45,31 @@ pub(crate) fn installed(plan: &Plan) -> (Vec<Box<dyn Contender>>, Vec<String>) {
     (found, missing)
 }
 
-/// What a peer learned about its own pace, by test.
+/// What a peer learned about its own pace, by test, and how often in a row it was tried in vain.
 #[derive(Default)]
-struct Paces(BTreeMap<Test, Pace>);
+struct Paces(BTreeMap<Test, (Pace, i32)>);
+
+/// After a failure a slice has so many times fewer messages: the guess may have been of a program that takes
+/// two hundred times as long, such as UCX for a read over TCP, which would never end in time.
+const FEWER: f64 = 16.0;
 
 impl Paces {
-    fn pace(&mut self, test: Test) -> &mut Pace {
-        self.0.entry(test).or_insert_with(|| Pace::new(test))
+    fn pace(&mut self, test: Test) -> &mut (Pace, i32) {
+        self.0.entry(test).or_insert_with(|| (Pace::new(test), 0))
     }
 
     /// Messages in a slice, for each size.
     fn counts(&mut self, round: &Round, test: Test, sizes: &[u64]) -> Vec<(u64, u64)> {
-        let (pace, slice_ns) = (self.pace(test), COLD_SLICES * round.slice_ns);
+        let (pace, in_vain) = self.pace(test);
+        let slice_ns = COLD_SLICES * round.slice_ns / FEWER.powi(*in_vain);
+        // Until it is known better.
+        *in_vain += 1;
         sizes.iter().map(|&size| (size, pace.count(size, slice_ns))).collect()
     }
 
     fn learn(&mut self, test: Test, samples: &[Sample]) {
-        let pace = self.pace(test);
+        let (pace, in_vain) = self.pace(test);
+        *in_vain = 0;
         samples.iter().for_each(|sample| pace.learn(sample.size, sample.ns));
     }
 }
@@ -232,6 +240,7 @@ fn listens(line: &str, port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{Kind, Op};
 
     #[test]
     fn finds_who_listens() {
@@ -241,6 +250,18 @@ mod tests {
         assert!(!listens(&connected, 8080));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(is_listening(listener.local_addr().unwrap().port()));
+    }
+
+    #[test]
+    fn who_failed_is_asked_for_less() {
+        let (mut paces, cpus) = (Paces::default(), [0, 1]);
+        let round = Round { slice_ns: 12e6, cpus, depth: 128 };
+        let test = Test { kind: Kind::Latency, op: Op::Read };
+        let count = |paces: &mut Paces| paces.counts(&round, test, &[8])[0].1;
+        let first = count(&mut paces);
+        assert!(count(&mut paces) <= first / 15);
+        paces.learn(test, &[Sample::new(8, 1.1e6)]);
+        assert_eq!([count(&mut paces), count(&mut paces)], [43, 4], "fewer say nothing");
     }
 
     #[test]

@@ -69,6 +69,9 @@ impl Perftest {
             if test.kind == Kind::Wake {
                 command.arg("--events");
             }
+            if test.kind == Kind::Stream {
+                command.args(["-t", &round.depth.to_string()]);
+            }
             let number = if test.kind == Kind::Stream { "message_rate" } else { "latency" };
             command.arg(format!("--output={number}"));
             command.args(["-p", &port.to_string(), "-n", &count.to_string()]);

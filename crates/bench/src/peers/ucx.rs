@@ -51,7 +51,7 @@ fn test_name(test: Test) -> Option<&'static str> {
     Some(match (test.kind, test.op) {
         (Kind::Latency, Op::Send) => "tag_lat",
         (Kind::Latency, Op::Write) => "ucp_put_lat",
-        // One at a time, or they would overlap.
+        // One at a time, whatever the program would do by itself.
         (Kind::Latency, Op::Read) => "ucp_get -O 1",
         (Kind::Latency, Op::FetchAdd) => "ucp_fadd -O 1",
         (Kind::Latency, Op::CompareSwap) => "ucp_cswap -O 1",
@@ -66,11 +66,13 @@ fn test_name(test: Test) -> Option<&'static str> {
     })
 }
 
-/// The tests as a file, one a line; each is called by its size.
-fn batch(name: &str, counts: &[(u64, u64)]) -> String {
+/// The tests as a file, one a line; each is called by its size. Streams of every kind get the depth of all
+/// streams: without `-O` a test has one of its own, which is 32 for sends and puts, and 1 for the rest.
+fn batch(name: &str, kind: Kind, depth: u32, counts: &[(u64, u64)]) -> String {
+    let depth = if kind == Kind::Stream { format!(" -O {depth}") } else { String::new() };
     counts.iter().fold(String::new(), |mut text, (size, count)| {
         let warmup = count / 10 + 1;
-        let _ = writeln!(text, "s{size} -t {name} -s {size} -n {count} -w {warmup}");
+        let _ = writeln!(text, "s{size} -t {name} -s {size} -n {count} -w {warmup}{depth}");
         text
     })
 }
@@ -139,7 +141,8 @@ impl Contender for Ucx {
         let name = test_name(test).context("not measured")?;
         let counts = self.paces.counts(round, test, sizes);
         let scratch = Scratch::new("ucx")?;
-        let file = scratch.write("tests", batch(name, &counts).as_bytes())?;
+        let file =
+            scratch.write("tests", batch(name, test.kind, round.depth, &counts).as_bytes())?;
         let port = sys::free_port()?;
         let command = |to: &[&str]| {
             let mut command = self.command();
@@ -172,7 +175,20 @@ mod tests {
 
     #[test]
     fn writes_what_it_reads() {
-        let text = batch("tag_lat", &[(8, 100), (64, 10)]);
+        let text = batch("tag_lat", Kind::Latency, 128, &[(8, 100), (64, 10)]);
         assert_eq!(text, "s8 -t tag_lat -s 8 -n 100 -w 11\ns64 -t tag_lat -s 64 -n 10 -w 2\n");
+    }
+
+    #[test]
+    fn streams_of_every_kind_have_the_depth_of_all_streams() {
+        for op in [Op::Send, Op::Write, Op::Read, Op::FetchAdd, Op::CompareSwap] {
+            let test = Test { kind: Kind::Stream, op };
+            let text = batch(test_name(test).unwrap(), test.kind, 128, &[(8, 10)]);
+            assert_eq!(text.matches("-O").count(), 1, "{text}");
+            assert!(text.ends_with(" -O 128\n"), "{text}");
+            let alone = Test { kind: Kind::Latency, op };
+            let text = batch(test_name(alone).unwrap(), alone.kind, 128, &[(8, 10)]);
+            assert!(!text.contains("-O 128"), "{text}");
+        }
     }
 }

@@ -85,6 +85,9 @@ const TOP: f64 = 26.0;
 const BOTTOM: f64 = 24.0;
 const RIGHT: f64 = 12.0;
 
+/// So many marks have room for their labels wherever they are.
+const FEW: usize = 4;
+
 /// Maps the logarithm of a range to a range of coordinates.
 struct Axis {
     low: f64,
@@ -184,6 +187,15 @@ impl Chart {
         }
     }
 
+    /// Where the foot is marked: where there are points, if that is in few places.
+    fn marks(&self, x: &Axis) -> Vec<f64> {
+        let mut all: Vec<_> =
+            self.lines.iter().flat_map(|line| &line.points).map(|p| p.0).collect();
+        all.sort_by(f64::total_cmp);
+        all.dedup();
+        if all.len() <= FEW { all } else { self.units[0].marks(x.low, x.high) }
+    }
+
     fn grid(&self, out: &mut String, x: &Axis, y: &Axis) {
         let decades = (y.high / y.low).log10();
         for value in steps(y.low, y.high) {
@@ -204,7 +216,7 @@ impl Chart {
                 );
             }
         }
-        for mark in self.units[0].marks(x.low, x.high) {
+        for mark in self.marks(x) {
             let at = x.at(mark);
             let _ = writeln!(
                 out,
@@ -265,6 +277,24 @@ mod tests {
             (Unit::Bytes.text(2048.0), Unit::Of("ms").text(2.5)),
             ("2 KB".into(), "2.50 ms".into())
         );
+    }
+
+    #[test]
+    fn few_places_are_marked_as_they_are() {
+        let chart = |places: &[f64]| {
+            let style = Style { label: "a".into(), color: "#000000", width: 1.0, dashes: "" };
+            let points = places.iter().map(|&at| (at, 1.0)).collect();
+            let units = [Unit::Bytes, Unit::Of("MB/s")];
+            let chart = Chart::new((0, 0), "t".into(), units, vec![Line { style, points }]);
+            let mut out = String::new();
+            chart.draw(&mut out);
+            out
+        };
+        let mtus = chart(&[1500.0, 9000.0, 16384.0]);
+        assert!(["1500 B", "9000 B", "16 KB"].iter().all(|mtu| mtus.contains(&format!(">{mtu}<"))));
+        assert!(!mtus.contains(">4 KB<"), "{mtus}");
+        assert!(chart(&[1500.0]).contains(">1500 B<"));
+        assert!(chart(&[1.0, 16.0, 64.0, 256.0, 4096.0]).contains(">512 B<"));
     }
 
     #[test]

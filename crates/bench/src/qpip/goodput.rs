@@ -6,13 +6,13 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 
+use super::model::ratio_of;
 use super::run::Stage;
 use super::stage::Order;
-use super::targets::{Limit, verdict};
-use crate::model::Role;
+use crate::model::{Role, Speed};
 use crate::pair::Launcher;
 use crate::stats;
-use crate::targets::Verdict;
+use crate::targets::{Limit, Verdict, ratio as verdict};
 
 /// Where QPIP is to carry at least as much as the kernel's CUBIC: percent of the packets lost each way, and
 /// milliseconds of the round trip.
@@ -136,8 +136,8 @@ pub struct Goodput {
     pub median: [f64; 2],
     /// Their quartiles.
     pub quartiles: [[f64; 2]; 2],
-    /// QPIP's by the kernel's: median and quartiles of the ratios within rounds.
-    pub ratio: Option<(f64, [f64; 2])>,
+    /// QPIP's by the kernel's, from the ratios within rounds.
+    pub ratio: Option<Speed>,
 }
 
 impl Goodput {
@@ -150,7 +150,7 @@ impl Goodput {
             path,
             median: samples.each_ref().map(|of| stats::median(of)),
             quartiles: samples.each_ref().map(|of| stats::quartiles(of)),
-            ratio: stats::median_and_quartiles(&ratios),
+            ratio: ratio_of(&ratios),
             octets_per_s,
         }
     }
@@ -250,10 +250,10 @@ mod tests {
 
     #[test]
     fn the_target_is_of_rounds_in_which_both_ran_and_of_its_path_only() {
-        let kernel = [Some(100.0), Some(1.0), Some(200.0)];
-        let all =
-            [goodput(1.0, &kernel, &[Some(110.0), None, Some(180.0)]), goodput(3.0, &kernel, &[])];
-        assert_eq!(all[0].median, [100.0, 145.0]);
+        let kernel = [Some(100.0), Some(1.0), Some(200.0), Some(100.0)];
+        let qpip = [Some(110.0), None, Some(180.0), Some(110.0)];
+        let all = [goodput(1.0, &kernel, &qpip), goodput(3.0, &kernel, &[])];
+        assert_eq!(all[0].median, [100.0, 110.0]);
         let verdicts = judge(&all);
         assert_eq!(verdicts.len(), 1);
         assert_eq!(verdicts[0].metric, "QPIP, goodput at 1 % loss, 100 ms, 256 KB");

@@ -37,7 +37,8 @@ const QUIET: u64 = 400 * SECOND;
 pub struct IdleCost {
     /// How many there are.
     pub connections: u32,
-    /// Octets of memory of each.
+    /// Octets of memory of each by the stack's own account: what it has asked the allocator for, without what
+    /// a queue pair adds.
     pub octets: f64,
     /// How many are busy, of these and where there are no others.
     pub busy: u32,

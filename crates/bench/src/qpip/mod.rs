@@ -44,5 +44,6 @@ pub(crate) use model::{
 pub(crate) use occupancy::{COLUMNS, StageCost, measure as occupancy};
 pub(crate) use own_process::main as adapter;
 pub(crate) use run::run;
+pub(crate) use space::settle;
 pub(crate) use stage::main;
 pub(crate) use targets::{judge, program_time};

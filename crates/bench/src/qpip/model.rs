@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Role;
+use crate::model::{Role, Speed};
 use crate::stats;
 
 /// The part of the plan about QPIP.
@@ -302,22 +302,28 @@ impl Rows {
         all
     }
 
-    /// One's value by the other's: median and quartiles of the ratios within rounds.
+    /// One's value by the other's, from the ratios within rounds.
     pub(crate) fn ratio(
         &self,
         (ours, theirs): (&str, &str),
         figure: Figure,
         at: u32,
         number: fn(&Measured) -> f64,
-    ) -> Option<(f64, [f64; 2])> {
+    ) -> Option<Speed> {
         let (ours, theirs) = (self.row(ours, figure, at)?, self.row(theirs, figure, at)?);
         let rounds = ours.rounds.iter().zip(&theirs.rounds);
         let within = |(ours, theirs): (&Option<Measured>, &Option<Measured>)| {
             Some(number(ours.as_ref()?) / number(theirs.as_ref()?))
         };
         let ratios: Vec<_> = rounds.filter_map(within).collect();
-        stats::median_and_quartiles(&ratios)
+        ratio_of(&ratios)
     }
+}
+
+/// What ratios of rounds come to.
+pub(super) fn ratio_of(ratios: &[f64]) -> Option<Speed> {
+    let (speed, spread) = stats::median_and_quartiles(ratios)?;
+    Some(Speed { speed, spread, rounds: ratios.len(), mixed: false })
 }
 
 #[cfg(test)]
@@ -343,8 +349,8 @@ pub(super) mod tests {
             row(QPIP, Figure::Bulk, &[Some(100.0), None, Some(300.0)]),
             row(KERNEL, Figure::Bulk, &[Some(200.0), Some(1.0), Some(200.0)]),
         ]);
-        let (ratio, spread) = rows.ratio((QPIP, KERNEL), Figure::Bulk, 1500, |m| m.value).unwrap();
-        assert_eq!((ratio, spread), (1.0, [0.75, 1.25]));
+        let ratio = rows.ratio((QPIP, KERNEL), Figure::Bulk, 1500, |m| m.value).unwrap();
+        assert_eq!((ratio.speed, ratio.spread, ratio.rounds), (1.0, [0.75, 1.25], 2));
         assert_eq!(rows.ratio((QPIP, KERNEL), Figure::RoundTripTcp, 1500, |m| m.value), None);
         assert_eq!(rows.points(Figure::Bulk), [1500]);
         assert_eq!(rows.0[0].median.load[1], Load { program: 0.5, adapter: 0.25, sleeps: 7.0 });

@@ -1,17 +1,19 @@
 //! The rounds, in which all contenders take turns, and the stage that they are on.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::ProgressBar;
+use serde::Serialize;
 
 use super::model::{CONTENDERS, EndKind, Figure, Link, Measured, PlannedQpip, Row, Rows, Slice};
 use super::stage::{Order, Reply};
-use crate::pair::Launcher;
+use crate::pair::{Launcher, lines_of};
 use crate::sys;
 
 /// A stage that says nothing for so long, beyond the time of its slice, is given up.
@@ -21,11 +23,14 @@ const FAILURES: usize = 3;
 /// The largest packet that the kernel brings to an XDP socket on a veth interface, a page with its headroom.
 const XDP_MTU: u32 = 3498;
 
-/// The process with the links.
+/// The process with the links. One that is gone, or did not answer in time, is replaced by another: a late
+/// answer would be taken for that to the next question.
 pub(super) struct Stage {
-    child: Child,
-    input: ChildStdin,
-    replies: Receiver<String>,
+    program: PathBuf,
+    arguments: Vec<String>,
+    cpus: [usize; 2],
+    patience: Duration,
+    process: Option<Process>,
 }
 
 impl Stage {
@@ -36,36 +41,25 @@ impl Stage {
     /// There are no namespaces here.
     pub(super) fn start(launcher: &Launcher, cpus: [usize; 2]) -> Result<Self> {
         let root = std::fs::metadata("/proc/self").is_ok_and(|it| is_root(&it));
-        let mut program = Command::new("unshare");
-        program.arg(if root { "-n" } else { "-rn" }).arg(&launcher.program);
-        program.args(["bench", "--stage"]);
-        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = sys::spawn(&mut program, None).context("starting `unshare`")?;
-        let input = child.stdin.take().context("no standard input")?;
-        let output = child.stdout.take().context("no standard output")?;
-        let (sender, replies) = channel();
-        std::thread::spawn(move || {
-            let lines = BufReader::new(output).lines().map_while(Result::ok);
-            lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
-        });
-        let mut stage = Self { child, input, replies };
-        stage.tell(&serde_json::to_string(&cpus)?)?;
-        match stage.hear(Duration::ZERO)? {
-            Reply::Ready => Ok(stage),
-            Reply::Failed(why) => Err(anyhow!(why)),
-            Reply::Measured(_) => bail!("an answer to another question"),
+        let mut arguments = vec![if root { "-n" } else { "-rn" }.to_owned()];
+        arguments.push(launcher.program.to_str().context("this program's name")?.to_owned());
+        arguments.extend(["bench", "--stage"].map(str::to_owned));
+        Self::of("unshare".into(), arguments, cpus)
+    }
+
+    fn of(program: PathBuf, arguments: Vec<String>, cpus: [usize; 2]) -> Result<Self> {
+        let mut stage = Self { program, arguments, cpus, patience: PATIENCE, process: None };
+        stage.process()?;
+        Ok(stage)
+    }
+
+    fn process(&mut self) -> Result<&mut Process> {
+        if self.process.is_none() {
+            let mut program = Command::new(&self.program);
+            program.args(&self.arguments);
+            self.process = Some(Process::start(&mut program, self.cpus)?);
         }
-    }
-
-    fn tell(&mut self, line: &str) -> Result<()> {
-        let written = self.input.write_all(line.as_bytes());
-        written.and_then(|()| self.input.write_all(b"\n")).context("there is no network namespace")
-    }
-
-    fn hear(&mut self, beyond: Duration) -> Result<Reply> {
-        let line = self.replies.recv_timeout(PATIENCE + beyond);
-        let line = line.map_err(|_| anyhow!("the process in the network namespace is gone"))?;
-        serde_json::from_str(&line).context("its answer")
+        self.process.as_mut().context("there is no process")
     }
 
     /// Has it measure something, which takes so long.
@@ -74,16 +68,59 @@ impl Stage {
     ///
     /// That failed, or the process is gone.
     pub(super) fn run(&mut self, order: &Order, takes: Duration) -> Result<Measured> {
-        self.tell(&serde_json::to_string(order)?)?;
-        match self.hear(takes)? {
-            Reply::Measured(measured) => Ok(measured),
-            Reply::Failed(why) => Err(anyhow!(why)),
-            Reply::Ready => bail!("an answer to another question"),
+        let patience = self.patience + takes;
+        match self.process().and_then(|process| process.ask(order, patience)) {
+            Ok(Reply::Measured(measured)) => Ok(measured),
+            Ok(Reply::Failed(why)) => Err(anyhow!(why)),
+            other => {
+                self.process = None;
+                other.and_then(|_| bail!("an answer to another question"))
+            }
         }
     }
 }
 
-impl Drop for Stage {
+/// A process that measures.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    replies: Receiver<String>,
+    complaints: Receiver<String>,
+}
+
+impl Process {
+    fn start(program: &mut Command, cpus: [usize; 2]) -> Result<Self> {
+        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let name = program.get_program().to_string_lossy().into_owned();
+        let mut child = sys::spawn(program, None).with_context(|| format!("starting `{name}`"))?;
+        let input = child.stdin.take().context("no standard input")?;
+        let (replies, complaints) = (lines_of(child.stdout.take()), lines_of(child.stderr.take()));
+        let mut process = Self { child, input, replies, complaints };
+        match process.ask(&cpus, PATIENCE).context("there is no network namespace")? {
+            Reply::Ready => Ok(process),
+            Reply::Failed(why) => Err(anyhow!(why)),
+            Reply::Measured(_) => bail!("an answer to another question"),
+        }
+    }
+
+    fn ask(&mut self, what: &impl Serialize, patience: Duration) -> Result<Reply> {
+        let line = serde_json::to_string(what)? + "\n";
+        // Who is gone cannot be told, and says nothing.
+        let told = self.input.write_all(line.as_bytes());
+        let reply = self.replies.recv_timeout(if told.is_ok() { patience } else { Duration::ZERO });
+        match reply {
+            Ok(line) => serde_json::from_str(&line).context("its answer"),
+            Err(RecvTimeoutError::Timeout) if told.is_ok() => bail!("it does not answer"),
+            Err(_) => {
+                let next = || self.complaints.recv_timeout(Duration::from_millis(200)).ok();
+                let said: Vec<_> = std::iter::from_fn(next).take(4).collect();
+                bail!("the process in the network namespace is gone: {}", said.join("; "))
+            }
+        }
+    }
+}
+
+impl Drop for Process {
     fn drop(&mut self) {
         sys::end(&mut self.child, 200);
     }
@@ -94,14 +131,16 @@ fn is_root(of: &std::fs::Metadata) -> bool {
     of.uid() == 0
 }
 
-/// Runs the part of the plan about QPIP: what came out, and a word about what did not.
+/// Runs the part of the plan about QPIP with those that are wanted: what came out, and a word about what did
+/// not.
 pub(crate) fn run(
     plan: &PlannedQpip,
+    wanted: impl Fn(&str) -> bool,
     launcher: &Launcher,
     cpus: [usize; 2],
     bar: &ProgressBar,
 ) -> (Rows, Vec<String>) {
-    let mut rows = empty(plan);
+    let mut rows = empty(plan, wanted);
     let mut stage = match Stage::start(launcher, cpus) {
         Ok(stage) => stage,
         Err(error) => return (Rows::default(), vec![format!("QPIP is not measured: {error:#}")]),
@@ -138,7 +177,7 @@ pub(crate) fn run(
 
 /// What is to be measured. Only streams of the usual size are of all MTUs: one octet fills none, and what a
 /// program spends on a message depends on none.
-fn empty(plan: &PlannedQpip) -> Vec<Row> {
+fn empty(plan: &PlannedQpip, wanted: impl Fn(&str) -> bool) -> Vec<Row> {
     let mut rows = Vec::new();
     for figure in Figure::ALL {
         let mtus = if figure == Figure::Bulk { &plan.mtus[..] } else { &plan.mtus[..1] };
@@ -149,7 +188,7 @@ fn empty(plan: &PlannedQpip) -> Vec<Row> {
                 (point.0 <= XDP_MTU || !ends.contains(&EndKind::XdpQueuePair))
                     && (figure != Figure::Sizes || ends.iter().all(|end| end.sleeps()))
             };
-            let all = CONTENDERS.iter().filter(|contender| takes_part(&contender.ends));
+            let all = CONTENDERS.iter().filter(|it| takes_part(&it.ends) && wanted(it.name));
             rows.extend(all.map(|contender| Row::new(*contender, figure, point)));
         }
     }
@@ -165,5 +204,72 @@ fn slice(plan: &PlannedQpip, row: &Row) -> Slice {
         mtu: row.mtu,
         message: row.message,
         slice_ms: plan.slice_ms,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::QPIP_XDP;
+    use super::*;
+
+    /// A stage that says it is ready, and then does what the script says.
+    fn stage(script: &str) -> Result<Stage> {
+        let script = format!("read cpus; echo '\"Ready\"'; {script}");
+        Stage::of("sh".into(), vec!["-c".into(), script], [0, 0])
+    }
+
+    fn answer(value: f64) -> String {
+        let measured = Measured { value, ..Measured::default() };
+        serde_json::to_string(&Reply::Measured(measured)).unwrap()
+    }
+
+    fn order() -> Order {
+        let (link, ends, figure) = (Link::Veth, [EndKind::Socket; 2], Figure::Bulk);
+        Order::Slice(Slice { link, ends, figure, mtu: 1500, message: 1, slice_ms: 1 })
+    }
+
+    #[test]
+    fn a_late_answer_is_not_that_to_the_next_question() {
+        let scratch = crate::scratch::Scratch::new("stage").unwrap();
+        let seen = scratch.path().join("seen");
+        // The first process answers the first order when it hears the second; another one answers at once.
+        let (late, own, first) = (answer(1.0), answer(2.0), seen.display());
+        let mut stage = stage(&format!(
+            "if [ -e {first} ]; then while read order; do echo '{own}'; done; fi
+             touch {first}; read order; read next; echo '{late}'; echo '{own}'; read end"
+        ))
+        .unwrap();
+        stage.patience = Duration::ZERO;
+        let error = stage.run(&order(), Duration::ZERO).unwrap_err();
+        assert_eq!(error.to_string(), "it does not answer");
+        stage.patience = PATIENCE;
+        std::fs::write(&seen, "").unwrap();
+        assert_eq!(stage.run(&order(), Duration::ZERO).unwrap().value, 2.0);
+    }
+
+    #[test]
+    fn a_stage_that_is_gone_is_quoted_and_replaced() {
+        let mut stage = stage("read order; echo it broke >&2; exit 3").unwrap();
+        for _ in 0..2 {
+            let error = stage.run(&order(), Duration::ZERO).unwrap_err().to_string();
+            assert!(error.ends_with("is gone: it broke"), "{error}");
+        }
+        let complains = vec!["-c".into(), "echo not permitted >&2; exit 1".into()];
+        let error = Stage::of("sh".into(), complains, [0, 0]).map(drop).unwrap_err();
+        assert!(format!("{error:#}").ends_with("is gone: not permitted"), "{error:#}");
+    }
+
+    #[test]
+    fn only_who_is_wanted_is_measured() {
+        let plan = PlannedQpip {
+            rounds: 1,
+            slice_ms: 10,
+            mtus: vec![1500],
+            message: 1024,
+            sizes: vec![1024],
+        };
+        let rows = empty(&plan, |name| name == QPIP_XDP);
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.contender.name == QPIP_XDP));
+        assert!(empty(&plan, |_| true).len() > rows.len());
     }
 }

@@ -151,9 +151,13 @@ pub(super) fn veth(side: usize) -> &'static str {
 }
 
 /// Prepares this thread's namespace for sockets.
-fn settle() -> Result<()> {
-    // BBR, the default of some systems, is several times slower here, and who leaves it keeps its pacing;
-    // what may be had says the kernel.
+///
+/// # Errors
+///
+/// The right to that is missing, or `ip` is.
+pub(crate) fn settle() -> Result<()> {
+    // BBR, the default of some systems, is several times slower here, and who leaves it keeps its pacing.
+    // The kernel may leave CUBIC as a default to the first namespace.
     let choose = |name| std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", name);
     choose("cubic").or_else(|_| choose("reno")).context("choosing the congestion control")?;
     ip("link set lo up")

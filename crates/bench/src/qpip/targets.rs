@@ -5,7 +5,7 @@ use super::model::{
     FROM_SOCKET, Figure, KERNEL, KERNEL_SPINNING, Measured, OWN_PROCESS, QPIP, QPIP_XDP, Rows,
     SMOLTCP, TO_SOCKET,
 };
-use crate::targets::Verdict;
+use crate::targets::{Limit, Verdict, of_rounds, ratio as verdict};
 
 /// Most of the kernel's round trip, with both ends spinning.
 const ROUND_TRIP: f64 = 1.0;
@@ -41,9 +41,11 @@ pub(crate) fn judge(rows: &Rows, idle: Option<&IdleCost>) -> Vec<Verdict> {
     }
     let mtu = rows.points(Figure::HostOverhead).first().copied();
     let calls = mtu.and_then(|mtu| rows.row(OWN_PROCESS, Figure::HostOverhead, mtu));
-    let calls = calls.map(|row| row.median.value / MESSAGES);
     let metric = "QPIP, own process, calls of a message of 1 B";
-    all.push(crate::targets::at_most(metric, calls, OVERHEAD_NS, "ns", "post and poll"));
+    let ns = calls.map(|row| row.median.value / MESSAGES);
+    let ns = crate::targets::at_most(metric, ns, OVERHEAD_NS, "ns", "post and poll");
+    let rounds = calls.map_or(0, |row| row.rounds.iter().flatten().count());
+    all.push(of_rounds(ns, rounds));
     for mtu in rows.points(Figure::Bulk) {
         let ratio = |pair, number| rows.ratio(pair, Figure::Bulk, mtu, number);
         for theirs in [KERNEL, KERNEL_SPINNING] {
@@ -74,37 +76,12 @@ pub(crate) fn judge(rows: &Rows, idle: Option<&IdleCost>) -> Vec<Verdict> {
         all.push(verdict(metric, Limit::Most(HOST), KERNEL, ratio));
     }
     let octets = idle.map(|idle| idle.octets);
-    let metric = "QPIP, memory of an idle connection";
+    let metric = "QPIP, an idle connection, by the stack's own account";
     all.push(crate::targets::at_most(metric, octets, IDLE_OCTETS, "octets", "one of 100,000"));
     let growth = idle.map(|IdleCost { packet_ns: [alone, among], .. }| among / alone);
     let metric = "QPIP, work for a packet among idle connections";
     all.push(crate::targets::at_most(metric, growth, IDLE_GROWTH, "x", "of that without them"));
     all
-}
-
-/// Which ratio is good enough.
-#[derive(Clone, Copy)]
-pub(super) enum Limit {
-    Most(f64),
-    Least(f64),
-}
-
-/// A target for a ratio, with its quartiles; `None` if it was not measured.
-pub(super) fn verdict(
-    metric: String,
-    limit: Limit,
-    of: &str,
-    ratio: Option<(f64, [f64; 2])>,
-) -> Verdict {
-    let value = ratio.map(|(value, _)| value);
-    let (target, reached) = match limit {
-        Limit::Most(most) => (format!("<= {most:.2} x {of}"), value.map(|v| v <= most)),
-        Limit::Least(least) => (format!(">= {least:.2} x {of}"), value.map(|v| v >= least)),
-    };
-    let shown = ratio.map_or("not measured".into(), |(value, [low, high])| {
-        format!("{value:.2} x ({low:.2} to {high:.2})")
-    });
-    Verdict { metric, target, value, shown, reached }
 }
 
 #[cfg(test)]
@@ -115,14 +92,14 @@ mod tests {
     #[test]
     fn a_round_trip_is_to_be_short_and_a_transfer_fast() {
         let rows = Rows(vec![
-            row(QPIP, Figure::RoundTripTcp, &[Some(9.0)]),
-            row(KERNEL, Figure::RoundTripTcp, &[Some(10.0)]),
-            row(QPIP, Figure::Bulk, &[Some(40.0)]),
-            row(KERNEL, Figure::Bulk, &[Some(100.0)]),
-            row(OWN_PROCESS, Figure::Bulk, &[Some(50.0)]),
-            row(OWN_PROCESS, Figure::HostOverhead, &[Some(299.0)]),
-            row(OWN_PROCESS, Figure::Sizes, &[Some(5100.0)]),
-            row(KERNEL, Figure::Sizes, &[Some(100.0)]),
+            row(QPIP, Figure::RoundTripTcp, &[Some(9.0); 3]),
+            row(KERNEL, Figure::RoundTripTcp, &[Some(10.0); 3]),
+            row(QPIP, Figure::Bulk, &[Some(40.0); 3]),
+            row(KERNEL, Figure::Bulk, &[Some(100.0); 3]),
+            row(OWN_PROCESS, Figure::Bulk, &[Some(50.0); 3]),
+            row(OWN_PROCESS, Figure::HostOverhead, &[Some(299.0); 3]),
+            row(OWN_PROCESS, Figure::Sizes, &[Some(5100.0); 3]),
+            row(KERNEL, Figure::Sizes, &[Some(100.0); 3]),
         ]);
         let reached: Vec<_> =
             judge(&rows, None).into_iter().map(|it| (it.metric, it.reached)).collect();
@@ -139,7 +116,7 @@ mod tests {
             ("socket to QPIP on TAP, ttcp, MTU 1500", None),
             ("QPIP, own process, programs' CPU a MB, MTU 1500", Some(false)),
             ("QPIP, own process, programs' CPU a MB, messages of 16 KB", Some(true)),
-            ("QPIP, memory of an idle connection", None),
+            ("QPIP, an idle connection, by the stack's own account", None),
             ("QPIP, work for a packet among idle connections", None),
         ];
         assert_eq!(reached, expected.map(|(metric, reached)| (metric.to_owned(), reached)));

@@ -51,8 +51,8 @@ pub(super) fn table(out: &mut String, results: &Results) {
         for (median, quartiles) in median.iter().zip(quartiles) {
             line.extend([digits(median / 1e3), spread(quartiles.map(|value| value / 1e3))]);
         }
-        let [ratio, of] = ratio.map_or(["-", "-"].map(str::to_owned), |(ratio, quartiles)| {
-            [digits(ratio), spread(quartiles)]
+        let [ratio, of] = ratio.map_or(["-", "-"].map(str::to_owned), |ratio| {
+            [digits(ratio.speed), spread(ratio.spread)]
         });
         line.extend([ratio, of]);
         lines.push(line);

@@ -10,12 +10,13 @@ use crate::qpip::{
 };
 use crate::results::Results;
 
-/// A line for each contender.
-pub(crate) fn list() -> String {
+/// A line for each contender that is wanted.
+pub(crate) fn list(wanted: impl Fn(&str) -> bool) -> String {
     let mut out = String::new();
     let line =
         |name: &str, link: String| vec![name.to_owned(), link, "round trip, ttcp".to_owned()];
-    let lines: Vec<_> = CONTENDERS.iter().map(|c| line(c.name, c.link.to_string())).collect();
+    let those = CONTENDERS.iter().filter(|c| wanted(c.name));
+    let lines: Vec<_> = those.map(|c| line(c.name, c.link.to_string())).collect();
     aligned(&mut out, &lines, false);
     out
 }
@@ -137,6 +138,7 @@ fn sizes(out: &mut String, results: &Results) {
         }
         let pair = (OWN_PROCESS, KERNEL);
         let ratio = results.qpip.ratio(pair, Figure::Sizes, at, program_time);
+        let ratio = ratio.map(|it| (it.speed, it.spread));
         let (ratio, spread) = ratio.unwrap_or((f64::NAN, [f64::NAN; 2]));
         line.extend([digits(ratio), spread.map(digits).join(" to ")]);
         lines.push(line);
@@ -193,7 +195,7 @@ fn idle(out: &mut String, results: &Results) {
     let IdleCost { connections, octets, busy, .. } = cost;
     let _ = writeln!(
         out,
-        "QPIP, {connections} idle connections of one stack: {octets:.0} octets each; a packet of one of {busy} busy \
+        "QPIP, {connections} idle connections of one stack: {octets:.0} octets each by its own account; a packet of one of {busy} busy \
          ones takes {among} ns among them, {alone} ns without\n"
     );
 }

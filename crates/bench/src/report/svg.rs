@@ -3,7 +3,7 @@
 use crate::model::{Kind, Op, Path, Point, Role, Series};
 use crate::plot::{Chart, Line, Style, Unit, page};
 use crate::results::Results;
-use crate::targets::{QUIPU, QUIPU_TCP, QUIPU_UD, UDP_SOCKET};
+use crate::targets::{QUIPU, QUIPU_TCP, QUIPU_TCP_CRC, QUIPU_UD, UDP_SOCKET};
 
 /// Draws the whole plot.
 pub(crate) fn plot(results: &Results) -> String {
@@ -65,16 +65,23 @@ fn style(series: &Series) -> Option<Style> {
             Some(style("Quipu send, datagrams".into(), "#e8909f", 2.0, ""))
         }
         // What runs over Quipu, in the color of what it is beside.
-        (Role::Quipu, Op::Send) => {
+        (Role::Quipu, Op::Send) if *name != QUIPU_TCP_CRC => {
             let (_, over) = name.split_once(", ").filter(|(_, over)| *over != "perftest")?;
             Some(style(format!("{over} over Quipu"), peer_color(over), 1.8, "1 3"))
         }
         (Role::Quipu, _) => None,
         (Role::Floor, _) if *name == UDP_SOCKET => Some(style(name.clone(), "#8a8a8a", 1.6, "5 3")),
-        (Role::Floor, op) => {
-            let label = if op == Op::Copy { "memcpy".into() } else { name.clone() };
-            Some(style(label, "#8a8a8a", 1.6, ""))
+        (Role::Floor, Op::Copy) => Some(style("memcpy".into(), "#8a8a8a", 1.6, "")),
+        (Role::Floor, Op::Send) => Some(style(name.clone(), "#8a8a8a", 1.6, "")),
+        // One system call, not half of anything.
+        (Role::Floor, op @ (Op::Write | Op::Read)) if series.test.kind == Kind::Stream => {
+            let dashes = if op == Op::Read { "2 3" } else { "7 3" };
+            Some(style(format!("{name}, {op}"), "#8a8a8a", 1.6, dashes))
         }
+        (Role::Floor, Op::Write) if name == "memory" => {
+            Some(style(name.clone(), "#8a8a8a", 1.6, ""))
+        }
+        (Role::Floor, _) => None,
         (Role::Peer, Op::Send) => Some(style(name.clone(), peer_color(name), 1.5, "")),
         (Role::Peer, Op::Write) => {
             Some(style(format!("{name}, put"), peer_color(name), 1.3, "5 3"))
@@ -89,5 +96,27 @@ fn peer_color(name: &str) -> &'static str {
         Some("Open") => "#2f8f4e",
         Some("libfabric") => "#b07a10",
         _ => "#6b4fa0",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Test;
+
+    #[test]
+    fn lines_of_a_chart_can_be_told_apart() {
+        let series = |kind, op| Series {
+            contender: "process_vm".into(),
+            role: Role::Floor,
+            path: Path::SameHost,
+            test: Test { kind, op },
+            line_ns: None,
+            points: [8, 64].map(|size| (size, Point::default())).into(),
+        };
+        let [write, read] = [Op::Write, Op::Read].map(|op| style(&series(Kind::Stream, op)));
+        assert!(write.is_some() && read.is_some() && write != read);
+        // A system call, and a read from posting to completion, are no halves of round trips.
+        assert_eq!([Op::Write, Op::Read].map(|op| style(&series(Kind::Latency, op))), [None, None]);
     }
 }

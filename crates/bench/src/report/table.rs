@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use super::{digits, size};
 use crate::model::{Kind, Path, Point, Role, Series, Test};
-use crate::results::{Results, paths, tests};
+use crate::results::{ENOUGH, Results, paths, tests};
+use crate::targets::QUIPU_TCP_CRC;
 
 /// A contender, and the tests in which it takes part.
 pub(crate) struct Listed {
@@ -32,11 +33,7 @@ pub(crate) fn list(contenders: &[Listed], missing: &[String]) -> String {
 pub(crate) fn text(results: &Results) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "{}", results.machine.sentence());
-    let _ = writeln!(
-        out,
-        "Medians of {} rounds in which all took turns; {:.0} s.\n",
-        results.rounds, results.seconds
-    );
+    head(&mut out, results);
     for test in tests(&results.series) {
         for path in paths(&results.series, test) {
             for view in views(test) {
@@ -56,6 +53,22 @@ pub(crate) fn text(results: &Results) -> String {
         });
     }
     out
+}
+
+/// What the tables are of.
+fn head(out: &mut String, results: &Results) {
+    let Results { rounds, seconds, .. } = results;
+    if results.series.is_empty() {
+        let _ = writeln!(out, "{seconds:.0} s.\n");
+        return;
+    }
+    let _ = writeln!(out, "Medians of {rounds} rounds in which all took turns; {seconds:.0} s.");
+    let _ = writeln!(
+        out,
+        "(n): of n samples, where that is another number. Sends are drawn from samples of the state of the machine in \
+         which most were taken, if there are {ENOUGH};"
+    );
+    let _ = writeln!(out, "~: if not, from all, and not to be compared with others.\n");
 }
 
 /// A way to look at a test's points.
@@ -109,19 +122,40 @@ fn numbers(out: &mut String, results: &Results, test: Test, path: Path, view: Vi
     if sizes.is_empty() {
         return;
     }
-    let _ = writeln!(out, "{} over {path}: {}", test.op, view.title);
+    let state = columns.iter().find_map(|series| series.line_ns);
+    let state = state
+        .map_or(String::new(), |ns| format!("; a cache line took about {ns:.0} ns there and back"));
+    let _ = writeln!(out, "{} over {path}: {}{state}", test.op, view.title);
     let counted = if test.kind == Kind::Connect { "at once" } else { "size" };
     let mut lines = vec![vec![counted.to_owned()]];
     lines[0].extend(columns.iter().map(|series| series.contender.clone()));
     for bytes in sizes {
         let mut line = vec![amount(test, bytes)];
         line.extend(columns.iter().map(|series| {
-            series.points.get(&bytes).map_or("-".into(), |point| digits((view.value)(point)))
+            let cell = |point| cell(digits((view.value)(point)), point, results.rounds);
+            series.points.get(&bytes).map_or("-".into(), cell)
         }));
         lines.push(line);
     }
     aligned(out, &lines, true);
+    if columns.iter().any(|series| series.contender == QUIPU_TCP_CRC) {
+        let _ = writeln!(
+            out,
+            "  {QUIPU_TCP_CRC}: with CRCs, as streams between hosts have them; within one host, as elsewhere here, they \
+             have none unless QUIPU_CRC=always"
+        );
+    }
     out.push('\n');
+}
+
+/// A number, with how many samples it is of if these are not as many as rounds, and whether they are of
+/// several states of the machine.
+fn cell(number: String, point: &Point, rounds: u32) -> String {
+    let mixed = if point.mixed { "~" } else { "" };
+    match point.counted {
+        counted if counted == rounds as usize => format!("{mixed}{number}"),
+        counted => format!("{mixed}{number} ({counted})"),
+    }
 }
 
 /// The size of a test: bytes, or a number of connections.
@@ -202,7 +236,8 @@ fn costs(out: &mut String, results: &Results) {
         let _ = writeln!(out, "Idle connected queue pairs, with queues of one entry");
         let head = ["", "QPs in a process", "KB each", "seconds to set up"];
         let mut lines = vec![head.map(str::to_owned).to_vec()];
-        for f in &results.memory {
+        // The notes say what failed.
+        for f in results.memory.iter().filter(|f| f.fault.is_none()) {
             lines.push(vec![
                 f.between.clone(),
                 f.queue_pairs.to_string(),
@@ -216,7 +251,7 @@ fn costs(out: &mut String, results: &Results) {
 }
 
 fn targets(out: &mut String, results: &Results) {
-    let _ = writeln!(out, "Targets (x: ratio of medians, with quartiles over the rounds)");
+    let _ = writeln!(out, "Targets (x: median of the ratios within rounds, with their quartiles)");
     let head = ["", "to reach", "measured", "reached"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for verdict in &results.targets {
@@ -269,6 +304,16 @@ mod tests {
         let expected =
             "  a  UDP loopback  send latency, send wake\nUCX is not measured: it is away\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_cell_says_of_how_many_samples_it_is() {
+        let point = |counted, mixed| Point { counted, mixed, ..Point::default() };
+        let shown = |point: Point| cell("0.28".into(), &point, 7);
+        assert_eq!(shown(point(7, false)), "0.28");
+        assert_eq!(shown(point(3, false)), "0.28 (3)");
+        assert_eq!(shown(point(7, true)), "~0.28");
+        assert_eq!(shown(point(2, true)), "~0.28 (2)");
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use quipu_host::Engine;
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
     Access, Completion, CqId, Gid, Payload, QpId, QpNum, QpType, Region, SendFlags, SendOp, SendWr,
     Sge, To, WcExtra, WcOpcode, WcStatus,
 };
-use quipu_host::{Engine, SharedPages};
 use serde::{Deserialize, Serialize};
 
 use super::quipu::{connect_qp, create_qp, open_engine};
@@ -52,7 +52,7 @@ struct Address {
 
 impl Crowd {
     pub(super) fn new(setup: &Setup, path: Path) -> Result<Self> {
-        let engine = open_engine(path, SharedPages::Never)?;
+        let engine = open_engine(path, setup.what)?;
         let (context, _) = engine.open_context()?;
         let pd = engine.alloc_pd()?;
         let count = u32::try_from(setup.crowd)?;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use quipu_host::Engine;
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
     Access, Completion, CqId, Gid, Payload, QpId, QpNum, QpType, Region, SendFlags, SendOp, SendWr,
     Sge, To, WcOpcode, WcStatus,
 };
-use quipu_host::{Engine, SharedPages};
 use serde::{Deserialize, Serialize};
 
 use super::quipu::{BATCH, connect_qp, create_qp, open_engine};
@@ -41,7 +41,7 @@ struct Open {
 
 impl Crowd {
     fn new(path: Path, count: u64) -> Result<Self> {
-        let engine = open_engine(path, SharedPages::Never)?;
+        let engine = open_engine(path, What::Quipu(path))?;
         let (context, _) = engine.open_context()?;
         let pd = engine.alloc_pd()?;
         // Room for a receive of each queue pair, and for a chunk of sends.
@@ -112,33 +112,53 @@ impl Crowd {
             queue_pairs: count,
             bytes_per_qp: grown as f64 / count.max(1) as f64,
             exchanged: count,
+            fault: None,
             setup_s,
         })
     }
 }
 
-/// Connects `count` queue pairs of one engine to each other, two by two; each carries a message.
-pub(super) fn within_process(count: u64) -> Result<Footprint> {
-    let crowd = Crowd::new(Path::SameHost, count.next_multiple_of(2))?;
-    let gid = crowd.engine.gid();
-    let (pairs, _) = crowd.qps.as_chunks::<2>();
-    for [left, right] in pairs {
-        connect_qp(&crowd.engine, left.0, gid, right.1)?;
-        connect_qp(&crowd.engine, right.0, gid, left.1)?;
-    }
-    for chunk in pairs.chunks(CHUNK / 2) {
-        for [left, right] in chunk {
-            crowd.receive(left.0)?;
-            crowd.receive(right.0)?;
+/// Connects `count` queue pairs of one engine to each other, two by two; each carries a message. Where that
+/// fails it says how many did.
+pub(super) fn within_process(count: u64) -> Footprint {
+    const BETWEEN: &str = "one process";
+    let (began, mut worked) = (Instant::now(), 0);
+    let outcome = Crowd::new(Path::SameHost, count.next_multiple_of(2)).and_then(|crowd| {
+        crowd.exchange_within(&mut worked)?;
+        crowd.footprint(BETWEEN)
+    });
+    outcome.unwrap_or_else(|error| Footprint {
+        between: BETWEEN.to_owned(),
+        queue_pairs: count,
+        bytes_per_qp: 0.0,
+        exchanged: worked,
+        fault: Some(format!("{error:#}")),
+        setup_s: began.elapsed().as_secs_f64(),
+    })
+}
+
+impl Crowd {
+    /// Counts those that have carried their messages.
+    fn exchange_within(&self, worked: &mut u64) -> Result<()> {
+        let gid = self.engine.gid();
+        let (pairs, _) = self.qps.as_chunks::<2>();
+        for chunk in pairs.chunks(CHUNK / 2) {
+            for [left, right] in chunk {
+                connect_qp(&self.engine, left.0, gid, right.1)?;
+                connect_qp(&self.engine, right.0, gid, left.1)?;
+                self.receive(left.0)?;
+                self.receive(right.0)?;
+            }
+            for [left, right] in chunk {
+                self.send(left.0)?;
+                self.send(right.0)?;
+            }
+            let mut open = Open { sends: 2 * chunk.len(), receives: 2 * chunk.len() };
+            self.reap(&mut open, (0, 0))?;
+            *worked += 2 * chunk.len() as u64;
         }
-        for [left, right] in chunk {
-            crowd.send(left.0)?;
-            crowd.send(right.0)?;
-        }
-        let mut open = Open { sends: 2 * chunk.len(), receives: 2 * chunk.len() };
-        crowd.reap(&mut open, (0, 0))?;
+        Ok(())
     }
-    crowd.footprint("one process")
 }
 
 /// Queue pairs that wait to be connected to those of the other end.
@@ -186,5 +206,23 @@ impl Idle {
             _ => String::new(),
         };
         crowd.footprint(&between)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_pairs_that_work_are_counted_until_one_does_not() {
+        let footprint = within_process(CHUNK as u64 + 2);
+        assert_eq!((footprint.exchanged, footprint.fault), (CHUNK as u64 + 2, None));
+        let crowd = Crowd::new(Path::SameHost, CHUNK as u64 + 2).unwrap();
+        // One of the second chunk is in use, so it cannot be connected again.
+        let (qp, number) = crowd.qps[CHUNK];
+        connect_qp(&crowd.engine, qp, crowd.engine.gid(), number).unwrap();
+        let mut worked = 0;
+        assert!(crowd.exchange_within(&mut worked).is_err());
+        assert_eq!(worked, CHUNK as u64);
     }
 }

@@ -51,6 +51,8 @@ pub(crate) enum What {
     Quipu(Path),
     /// The same on one host, where both ends let the other map their memory.
     QuipuShared,
+    /// The same by TCP, with the CRCs that streams have between hosts.
+    QuipuCrc,
     /// Many queue pairs of Quipu, all with work.
     Crowd(Path),
     /// A plain TCP socket.
@@ -201,6 +203,7 @@ fn build(setup: &Setup) -> Result<Box<dyn End>> {
     Ok(match setup.what {
         What::Quipu(path) => Box::new(quipu::Node::new(setup, path)?),
         What::QuipuShared => Box::new(quipu::Node::new(setup, Path::SameHost)?),
+        What::QuipuCrc => Box::new(quipu::Node::new(setup, Path::Tcp)?),
         What::Crowd(path) => Box::new(crowd::Crowd::new(setup, path)?),
         What::Socket => Box::new(socket::SocketEnd::new(setup)?),
         What::UdpSocket => Box::new(udp::UdpEnd::new(setup)?),
@@ -231,7 +234,7 @@ fn obey(
         Command::Overhead { size, burst, rounds } => {
             Reply::Overhead(Box::new(end.overhead((size, burst, rounds), &mut armed)?))
         }
-        Command::SelfFootprint(count) => Reply::Footprint(footprint::within_process(count)?),
+        Command::SelfFootprint(count) => Reply::Footprint(footprint::within_process(count)),
         Command::CreateIdle(count) => Reply::Ready(idle.create(setup, count)?),
         Command::ConnectIdle(peers) => Reply::Footprint(idle.connect(setup, &peers)?),
     })

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
-    Access, AddressVector, ChannelId, Completion, CqId, Gid, PdId, QpAttr, QpAttrMask, QpCap, QpId,
-    QpInit, QpNum, QpState, QpType, Region, Sge, To, WcStatus,
+    Access, AddressVector, ChannelId, Completion, CqId, Crc, Gid, PdId, QpAttr, QpAttrMask, QpCap,
+    QpId, QpInit, QpNum, QpState, QpType, Region, Sge, To, WcStatus,
 };
 use quipu_host::{Config, ContextId, Engine, SameHost, SharedPages};
 use serde::{Deserialize, Serialize};
@@ -53,8 +53,12 @@ pub(super) struct Node {
     number: QpNum,
 }
 
-/// An engine on the loopback address.
-pub(super) fn open_engine(path: Path, shared_pages: SharedPages) -> Result<Arc<Engine>> {
+/// An engine on the loopback address, with the settings that are measured.
+pub(super) fn open_engine(path: Path, what: What) -> Result<Arc<Engine>> {
+    let shared_pages = match what {
+        What::QuipuShared => SharedPages::Registered,
+        _ => SharedPages::Never,
+    };
     let same_host = match path {
         Path::SameHost | Path::Udp => SameHost::Auto,
         Path::Tcp => SameHost::Never,
@@ -62,7 +66,8 @@ pub(super) fn open_engine(path: Path, shared_pages: SharedPages) -> Result<Arc<E
     let from_env = Config::from_env().context("the environment")?;
     let loopback = Some(std::net::Ipv4Addr::LOCALHOST.into());
     let address = from_env.address.or(loopback);
-    Engine::open(Config { address, same_host, shared_pages, ..from_env })
+    let crc = if what == What::QuipuCrc { Crc::Always } else { from_env.crc };
+    Engine::open(Config { address, same_host, shared_pages, crc, ..from_env })
         .context("opening the engine")
 }
 
@@ -123,11 +128,7 @@ pub(super) fn connect_qp(engine: &Engine, qp: QpId, gid: Gid, number: QpNum) -> 
 
 impl Node {
     pub(super) fn new(setup: &Setup, path: Path) -> Result<Self> {
-        let shared_pages = match setup.what {
-            What::QuipuShared => SharedPages::Registered,
-            _ => SharedPages::Never,
-        };
-        let engine = open_engine(path, shared_pages)?;
+        let engine = open_engine(path, setup.what)?;
         let (context, _) = engine.open_context()?;
         let pd = engine.alloc_pd()?;
         let (channel, _) = engine.create_channel()?;

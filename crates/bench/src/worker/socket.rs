@@ -1,4 +1,5 @@
-//! The floor of every TCP transport: a plain socket, non-blocking, with both ends spinning.
+//! The floor of every TCP transport: a plain socket, non-blocking, with both ends spinning, and with the
+//! congestion control that Quipu's have.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{End, Patience, Setup, Slice};
 use crate::model::Kind;
-use crate::sys;
+use crate::{congestion, sys};
 
 /// Bytes that one call sends or receives at most, as a program would that knows the machine: more
 /// gains nothing, and the buffer stays in the cache.
@@ -27,6 +28,8 @@ pub(super) struct SocketEnd {
 impl SocketEnd {
     pub(super) fn new(setup: &Setup) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("a listening socket")?;
+        // Who is accepted has what the listener asked for.
+        let _ = congestion::ask(&listener);
         let listener = (!setup.first).then_some(listener);
         let buffer = vec![1; CHUNK];
         Ok(Self { listener, stream: None, first: setup.first, buffer, peer: String::new() })
@@ -101,7 +104,7 @@ impl SocketEnd {
         for _ in 0..count {
             all.push(match &self.listener {
                 Some(listener) => listener.accept().context("accepting")?.0,
-                None => TcpStream::connect(&self.peer).context("connecting")?,
+                None => connect(&self.peer)?,
             });
         }
         for mut stream in all {
@@ -126,6 +129,12 @@ impl SocketEnd {
     }
 }
 
+fn connect(address: &str) -> Result<TcpStream> {
+    let address = address.parse().context("the other end's address")?;
+    // A wish, as of Quipu: a sandbox may refuse it.
+    sys::connect(address, |socket| congestion::ask(socket).or(Ok(()))).context("connecting")
+}
+
 impl End for SocketEnd {
     fn address(&self) -> String {
         let address = self.listener.as_ref().and_then(|l| l.local_addr().ok());
@@ -135,13 +144,9 @@ impl End for SocketEnd {
     fn connect(&mut self, address: &str) -> Result<()> {
         let stream = match &self.listener {
             Some(listener) => listener.accept().context("accepting")?.0,
-            None => TcpStream::connect(address).context("connecting")?,
+            None => connect(address)?,
         };
         stream.set_nodelay(true)?;
-        // BBR, the default of some systems, is several times slower here; reno is allowed always.
-        if sys::set_congestion(&stream, "cubic").is_err() {
-            let _ = sys::set_congestion(&stream, "reno");
-        }
         stream.set_nonblocking(true)?;
         self.stream = Some(stream);
         self.peer = address.to_owned();
@@ -156,5 +161,22 @@ impl End for SocketEnd {
         let start = Instant::now();
         self.exchange(slice, slice.count)?;
         Ok(start.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_have_what_quipu_asks_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        congestion::ask(&listener).unwrap();
+        let one = connect(&listener.local_addr().unwrap().to_string()).unwrap();
+        let other = listener.accept().unwrap().0;
+        let [one, other] = [&one, &other].map(|socket| sys::congestion(socket).unwrap());
+        assert_eq!(one, other);
+        let default = congestion::default();
+        assert!(!one.starts_with("bbr") && (default.starts_with("bbr") || one == default), "{one}");
     }
 }
