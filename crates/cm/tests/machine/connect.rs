@@ -166,7 +166,7 @@ fn both_may_disconnect_at_once() {
     pair.expect_nothing();
 }
 
-/// It accepts, sends, has its completions, and leaves, all before the other program has said that it is ready.
+/// It accepts, sends, has its completions, and leaves before the other program has said that it is ready.
 #[test]
 fn a_server_may_leave_before_the_connection_stands() {
     for (destroyed, lost) in [(false, false), (true, false), (true, true)] {
