@@ -50,8 +50,8 @@ pub(crate) fn stream(fd: c_int) -> Result<Arc<Socket>, Errno> {
     known(fd)?.stream().ok_or(Errno::EOPNOTSUPP)
 }
 
-/// Names what has been made. Where a program has closed a descriptor by close(2), an entry is left. The kernel
-/// has given its number away since, so that it is not closed once more.
+/// Names what has been made. Where a program has closed a descriptor by close(2), an entry is left: the
+/// kernel has given its number away since, so that it is not closed once more.
 pub(crate) fn insert(fd: c_int, entry: Entry) {
     let left = TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(fd, entry);
     match left {
