@@ -17,6 +17,8 @@ pub(crate) struct Device {
     /// Limits of reads and atomics, as `rdma_conn_param` counts them.
     pub(crate) max_responder_resources: u8,
     pub(crate) max_initiator_depth: u8,
+    /// The longest queue of a queue pair.
+    pub(crate) max_requests: u32,
     /// An RNIC, or QPIP: its connections and queue pairs are one, so that the engine moves the queue pairs.
     pub(crate) is_moved: bool,
     domain: Mutex<Domain>,
@@ -115,6 +117,7 @@ unsafe fn open(raw: *mut ibv_device) -> Result<&'static Device, Errno> {
         context,
         max_responder_resources: byte(attr.max_qp_rd_atom),
         max_initiator_depth: byte(attr.max_qp_init_rd_atom),
+        max_requests: attr.max_qp_wr.max(0).unsigned_abs(),
         is_moved: node_type != IBV_NODE_CA,
         domain: Mutex::new(Domain { pd: std::ptr::null_mut(), users: 0 }),
         xrcd: Mutex::new(std::ptr::null_mut()),

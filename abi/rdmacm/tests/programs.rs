@@ -92,6 +92,12 @@ fn streams_over_queue_pairs_behave_as_sockets() {
 }
 
 #[test]
+fn programs_for_tcp_find_in_streams_what_they_count_on() {
+    run("likeness");
+    run_behind("likeness", None, "quipu_iw0");
+}
+
+#[test]
 fn streams_go_over_an_rnic_which_has_no_immediate_data() {
     run_behind("sockets", None, "quipu_iw0");
     run_behind("epoll", None, "quipu_iw0");

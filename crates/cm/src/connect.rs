@@ -179,7 +179,11 @@ impl Cm {
     fn say_ready(&mut self, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         id.state = State::Established;
+        let ended = id.ended_early;
         self.send_frame(key, Frame::ReadyToUse);
+        if ended {
+            self.peer_ends(key);
+        }
         Ok(())
     }
 
@@ -253,9 +257,19 @@ impl Cm {
                 self.leave_by(key, Frame::Disconnected, true);
                 self.wait_out(now, key);
             }
+            // Messages may have gone through the queue pair before the peer's program has said a word.
+            State::Accepted if !id.ended_early => id.ended_early = true,
             _ => return Err(CallError::WrongState),
         }
         Ok(())
+    }
+
+    /// The peer has ended a connection that stands.
+    fn peer_ends(&mut self, key: IdKey) {
+        if let Some(id) = self.ids.get_mut(key) {
+            id.state = State::Disconnected;
+        }
+        self.tell(key, EventKind::Disconnected, 0);
     }
 
     /// Takes it that the connection stands: messages have come through the queue pair
@@ -267,7 +281,7 @@ impl Cm {
     pub fn establish(&mut self, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         match id.state {
-            State::Accepted if !id.protocol.is_of_adapter() => {
+            State::Accepted if !id.protocol.is_of_adapter() && !id.ended_early => {
                 id.state = State::Established;
                 self.set_deadline(key, None);
                 self.tell(key, EventKind::Established, 0);
@@ -359,6 +373,7 @@ impl Cm {
             State::Connecting if id.protocol == Protocol::Qpip => {
                 self.actions.push_back(Action::End { id: key });
             }
+            State::Accepted if id.ended_early => self.leave_by(key, Frame::Disconnect, false),
             State::Responded | State::Accepted => {
                 self.leave_by(key, Frame::Reject(reason::CONSUMER), false);
             }
@@ -482,11 +497,11 @@ impl Cm {
         match id.state {
             State::Requested => self.lapse(key),
             State::Established => {
-                id.state = State::Disconnected;
                 self.drop_stream(key, true);
-                self.tell(key, EventKind::Disconnected, 0);
+                self.peer_ends(key);
             }
             State::Disconnecting => self.finish_disconnect(now, key, 0),
+            State::Responded if id.ended_early => self.drop_stream(key, true),
             State::Connecting | State::Responded | State::Accepted => {
                 self.fail(key, EventKind::ConnectError, status);
             }
@@ -612,18 +627,21 @@ impl Cm {
         match (&id.state, frame) {
             (State::Accepted, Frame::ReadyToUse) => {
                 id.state = State::Established;
+                let ended = id.ended_early;
                 self.set_deadline(key, None);
                 self.tell(key, EventKind::Established, 0);
+                if ended {
+                    let _ = self.disconnect(now, key);
+                }
             }
             // The program knew before (`establish`).
             (State::Established | State::Disconnecting, Frame::ReadyToUse) if id.asked => {}
             (State::Accepted | State::Responded, Frame::Reject(reason)) => {
                 self.fail(key, EventKind::Rejected, reason.into());
             }
-            (State::Established | State::Responded, Frame::Disconnect) => {
-                id.state = State::Disconnected;
-                self.tell(key, EventKind::Disconnected, 0);
-            }
+            (State::Established, Frame::Disconnect) => self.peer_ends(key),
+            // What the peer has sent before is in this queue pair, or about to be.
+            (State::Responded, Frame::Disconnect) => id.ended_early = true,
             (State::Disconnecting, Frame::Disconnect) => {
                 self.send_frame(key, Frame::Disconnected);
                 self.finish_disconnect(now, key, 0);

@@ -138,6 +138,9 @@ pub(crate) struct Id {
     pub(crate) deadline: Option<u64>,
     pub(crate) groups: Vec<Group>,
     pub(crate) events: VecDeque<Event>,
+    /// It was ended before it stood: by this program, which has accepted, or by the peer, whose reply this
+    /// program has not answered. That is carried out when it stands.
+    pub(crate) ended_early: bool,
     /// Whether the event of its end was kept back for a moment.
     pub(crate) end_kept: bool,
     /// Changes when the identifier moves to another channel.
@@ -162,6 +165,7 @@ impl Id {
             stream: None,
             again: Again::default(),
             asked: false,
+            ended_early: false,
             end_kept: false,
             own: None,
             peer: None,

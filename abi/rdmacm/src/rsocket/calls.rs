@@ -1,15 +1,16 @@
 //! From `rsocket` to `rclose`.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, sockaddr, socklen_t};
 use quipu_abi_trace::entry;
 use quipu_abi_types::rdma_cm_event;
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Entry, LINGER, Phase, Socket, insert, known, remove, stream};
+use super::socket::{LINGER, Phase, Socket};
 use super::system;
+use super::table::{Entry, insert, known, remove, stream};
 use crate::address::{bind_addr, length};
 use crate::connect::rdma_disconnect;
 
@@ -38,12 +39,16 @@ pub(crate) unsafe fn tell_address(
     Ok(())
 }
 
-/// Sends the end of the stream and waits until everything has arrived, at most until `deadline`.
-fn finish(socket: &Socket, deadline: Option<Instant>) -> Result<(), Errno> {
-    socket.wait_until(true, deadline, |state| {
-        let Ok(connection) = state.connected() else { return Some(Ok(())) };
-        (connection.end() && connection.is_flushed()).then_some(Ok(()))
-    })
+/// Sends the end of the stream and waits until everything has arrived, at most for `linger`.
+fn finish(socket: &Socket, linger: Duration) {
+    let deadline = Instant::now().checked_add(linger);
+    let wait = || {
+        socket.wait_until(true, deadline, |state| {
+            let Ok(connection) = state.connected() else { return Some(Ok(())) };
+            (connection.end() && connection.is_flushed()).then_some(Ok(()))
+        })
+    };
+    while wait() == Err(Errno::EINTR) {}
 }
 
 entry! {
@@ -82,7 +87,9 @@ entry! {
                     if length(addr)? > len as usize {
                         return Err(Errno::EINVAL);
                     }
-                    bind_addr(socket.lock().id, addr)?;
+                    let mut state = socket.lock();
+                    bind_addr(state.id, addr)?;
+                    state.bound = true;
                     Ok(0)
                 }
             }
@@ -109,21 +116,21 @@ entry! {
         let listener = stream(fd)?;
         loop {
             let patient = !listener.is_nonblocking(0);
-            let (request, options) = listener.wait(patient, |state| {
+            let (request, settings) = listener.wait(patient, |state| {
                 if state.phase != Phase::Listening {
                     return Some(Err(Errno::EINVAL));
                 }
                 let request = state.requests.pop_front()?;
-                Some(Ok((request as usize, state.options)))
+                Some(Ok((request as usize, state.settings.clone())))
             })?;
+            let mut request = request as *mut rdma_cm_event;
             // SAFETY: it was taken from the list of requests.
-            let accepted = unsafe { Socket::accepted(request as *mut rdma_cm_event, options) };
-            let socket = match accepted {
-                Ok(socket) => socket,
-                // A peer that is no socket, or left again: the next one.
-                Err(Errno(libc::EPROTO | libc::ENOTCONN | libc::EINVAL)) => continue,
-                Err(errno) => return Err(errno),
-            };
+            let accepted = unsafe { Socket::accepted(&mut request, &settings) };
+            if !request.is_null() {
+                // SAFETY: as above; nothing has become of it.
+                unsafe { listener.put_back(request) };
+            }
+            let Some(socket) = accepted? else { continue };
             // SAFETY: the identifier is the socket's; the program passes room for an address, or null.
             unsafe { tell_address(&(*socket.lock().id).route.addr.dst_storage, addr, len) }?;
             let fd = socket.fd;
@@ -143,9 +150,13 @@ entry! {
             if length(addr)? > len as usize {
                 return Err(Errno::EINVAL);
             }
-            socket.lock().connect(addr)?;
-            let connected = socket.wait(!socket.is_nonblocking(0), |state| match state.phase {
-                Phase::Connected => Some(Ok(0)),
+            let patient = !socket.is_nonblocking(0);
+            socket.connect(addr, patient)?;
+            let connected = socket.wait(patient, |state| match state.phase {
+                Phase::Connected => {
+                    state.unanswered = false;
+                    Some(Ok(0))
+                }
                 Phase::Failed => Some(Err(state.error.take().unwrap_or(Errno::ECONNREFUSED))),
                 _ => None,
             });
@@ -156,8 +167,8 @@ entry! {
         }
     }
 
-    /// `rshutdown`: as shutdown(2). Where the socket blocks, everything that was sent has arrived when it
-    /// returns.
+    /// `rshutdown`: as shutdown(2). Where the socket blocks, what was sent has arrived when it returns, or
+    /// the peer takes nothing for as long as `rclose` would wait for it.
     fn rshutdown(fd: c_int, how: c_int) -> IntMinusOne {
         let socket = match known(fd)?.stream() {
             // SAFETY: shutdown(2).
@@ -167,8 +178,15 @@ entry! {
         if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
             return Err(Errno::EINVAL);
         }
-        {
+        let linger = {
             let mut state = socket.lock();
+            if state.phase == Phase::Listening {
+                drop(state);
+                if how != libc::SHUT_WR {
+                    socket.renew()?;
+                }
+                return Ok(0);
+            }
             let connection = state.connected().map_err(|_| Errno::ENOTCONN)?;
             if how != libc::SHUT_RD {
                 connection.end();
@@ -177,25 +195,31 @@ entry! {
             // Who sleeps hears of it, and sets do.
             state.ring();
             state.progress();
-        }
+            state.settings.linger.unwrap_or(LINGER)
+        };
         if how != libc::SHUT_RD && !socket.is_nonblocking(0) {
-            finish(&socket, None)?;
+            finish(&socket, linger);
         }
         Ok(0)
     }
 
     /// `rclose`: as close(2). What was sent arrives, or the connection is over, before it returns; a peer
-    /// that takes nothing for as long as `SO_LINGER` says, or half a minute, loses the connection.
+    /// that takes nothing for as long as `SO_LINGER` says, or half a minute, loses the connection; at once
+    /// where that is no time, so that it does not take what it has for the whole.
     fn rclose(fd: c_int) -> IntMinusOne {
         match remove(fd).ok_or(Errno(libc::EBADF))? {
             Entry::Set(_) => Ok(0),
             // SAFETY: close(2) of a descriptor that is this library's.
             Entry::Datagram => system(unsafe { libc::close(fd) }),
             Entry::Stream(socket) => {
+                let mut state = socket.lock();
                 // A closed descriptor is in no set.
-                socket.lock().watchers.clear();
-                let deadline = Instant::now().checked_add(socket.lock().linger.unwrap_or(LINGER));
-                while finish(&socket, deadline) == Err(Errno::EINTR) {}
+                state.watchers.clear();
+                let linger = state.settings.linger.unwrap_or(LINGER);
+                drop(state);
+                if !linger.is_zero() {
+                    finish(&socket, linger);
+                }
                 let state = socket.lock();
                 if state.phase == Phase::Connected {
                     // SAFETY: the identifier is the socket's.

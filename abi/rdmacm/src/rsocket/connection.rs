@@ -11,8 +11,8 @@ use super::memory::Memory;
 use super::stream::{Incoming, Outgoing};
 use super::wire::{Greeting, Mapping, Message};
 use super::{Options, PIECE};
-use crate::qp;
 use crate::verbs::{number, pointer, verbs};
+use crate::{id, qp};
 
 /// Completions that are looked at in one go.
 const BATCH: usize = 32;
@@ -58,6 +58,19 @@ pub(crate) struct Connection {
 // SAFETY: the pointers are to objects of libibverbs and an identifier, which may be used from any
 // thread.
 unsafe impl Send for Connection {}
+
+/// The sizes that an identifier's device has room for.
+///
+/// # Safety
+///
+/// `id` is an identifier.
+pub(crate) unsafe fn fitted(id: *mut rdma_cm_id, options: &Options) -> Result<Options, Errno> {
+    // SAFETY: passed on from the caller.
+    let device = unsafe { id::id(id) }?.book().device.ok_or(Errno::ENODEV)?;
+    let [sends, receives] =
+        [options.sends, options.receives].map(|size| size.min(device.max_requests));
+    Ok(Options { sends, receives, ..*options })
+}
 
 impl Connection {
     /// Makes queue pair and memory for an identifier that is bound to a device, and posts the receives.
@@ -136,6 +149,11 @@ impl Connection {
     /// Whether no more will come than is there.
     pub(crate) fn ended(&self) -> bool {
         self.incoming.ended() || self.broken.is_some()
+    }
+
+    /// Why it broke before the peer had said that it sends no more.
+    pub(crate) fn lost(&self) -> Option<Errno> {
+        self.broken.filter(|_| !self.incoming.ended())
     }
 
     /// Whether the peer has said that it sends no more, and all of it was taken.
@@ -308,8 +326,12 @@ impl Connection {
             let remote = peer.addr + span.at as u64;
             // SAFETY: passed on from the caller.
             unsafe { self.memory.write(self.buffer_at + at, from.add(sent), piece) };
-            self.post_message(Message::Data(piece as u32), at, piece, remote)?;
-            sent += piece;
+            match self.post_message(Message::Data(piece as u32), at, piece, remote) {
+                Ok(()) => sent += piece,
+                // What was sent before is not to be sent again.
+                Err(_) if sent > 0 => break,
+                Err(errno) => return Err(errno),
+            }
         }
         Ok(sent)
     }

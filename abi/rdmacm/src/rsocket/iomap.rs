@@ -5,7 +5,8 @@ use quipu_abi_trace::entry;
 use quipu_cabi::Errno;
 
 use super::Wide;
-use super::socket::{Socket, stream};
+use super::socket::Socket;
+use super::table::stream;
 use super::wire::Mapping;
 use crate::verbs::verbs;
 
@@ -22,6 +23,16 @@ fn publish(socket: &Socket, index: usize, mapping: &Mapping) -> Result<(), Errno
             Err(errno) => Some(Err(errno)),
         }
     })
+}
+
+/// Deregisters what is mapped at a place of the peer's table.
+fn forget(socket: &Socket, index: usize) -> Result<(), Errno> {
+    let taken = socket.lock().connected()?.mapped[index].take();
+    if let Some((mr, _)) = taken {
+        // SAFETY: it came from `register`, and was taken from the list by this thread alone.
+        unsafe { (verbs()?.dereg_mr)(mr) };
+    }
+    Ok(())
 }
 
 /// Waits until what was written has arrived.
@@ -67,7 +78,9 @@ entry! {
             connection.mapped[free] = Some((mr, mapping));
             (free, mapping)
         };
-        publish(&socket, index, &mapping)?;
+        publish(&socket, index, &mapping).inspect_err(|_| {
+            let _ = forget(&socket, index);
+        })?;
         Ok(offset as isize)
     }
 
@@ -90,11 +103,9 @@ entry! {
             found.ok_or(Errno::EINVAL)?
         };
         // The peer learns it before its writes are refused; if it is gone, nobody needs to.
-        let _ = publish(&socket, index, &Mapping::default()).and_then(|()| flush(&socket));
-        let taken = socket.lock().connected()?.mapped[index].take();
-        if let Some((mr, _)) = taken {
-            // SAFETY: it came from `register`, and was taken from the list by this thread alone.
-            unsafe { (verbs()?.dereg_mr)(mr) };
+        match publish(&socket, index, &Mapping::default()).and_then(|()| flush(&socket)) {
+            Err(Errno::EINTR) => return Err(Errno::EINTR),
+            _ => forget(&socket, index)?,
         }
         Ok(0)
     }
@@ -115,7 +126,7 @@ entry! {
                 Ok(connection) => connection,
                 Err(errno) => return Some(Err(errno)),
             };
-            if connection.broken().is_some() {
+            if connection.ending || connection.broken().is_some() {
                 return Some(Err(Errno(libc::EPIPE)));
             }
             while done < len {
@@ -128,6 +139,8 @@ entry! {
                     Err(errno) => return Some(Err(errno)),
                 }
             }
+            // A program that does nothing else hears of the end of the connection all the same.
+            state.progress();
             Some(Ok(()))
         });
         match result {

@@ -5,7 +5,8 @@
 //! |---|---|
 //! | `wire`, `stream`, `buffer` | the protocol and its books: numbers alone |
 //! | `memory`, `connection` | one connection: registered memory, a queue pair, completions |
-//! | `socket` | sockets by descriptor, their states |
+//! | `table`, `socket` | sockets by descriptor, their states |
+//! | `setup` | accepting, connecting, and beginning anew |
 //! | `wait`, `sleepers`, `turn`, `spin` | waiting |
 //! | `calls` | from `rsocket` to `rclose` |
 //! | `repoll` | sets of sockets, as epoll(7) |
@@ -22,10 +23,12 @@ mod memory;
 pub mod options;
 pub mod poll;
 pub mod repoll;
+mod setup;
 mod sleepers;
 mod socket;
 mod spin;
 mod stream;
+mod table;
 pub mod transfer;
 mod turn;
 mod wait;

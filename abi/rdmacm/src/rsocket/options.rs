@@ -7,8 +7,9 @@ use quipu_abi_trace::entry;
 use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Phase, State, known};
+use super::socket::{Phase, State};
 use super::system;
+use super::table::known;
 use super::wire::{LEAST_RECEIVES, MAX_MAPPINGS, MAX_RECEIVES, MAX_RING, Mapping};
 use crate::address::rdma_set_option;
 
@@ -43,9 +44,22 @@ fn of_identifier(option: (c_int, c_int)) -> Option<c_int> {
     }
 }
 
+fn ask_identifier(state: &State, option: (c_int, c_int), mut value: c_int) -> Result<(), Errno> {
+    let Some(name) = of_identifier(option) else { return Ok(()) };
+    let at = (&raw mut value).cast();
+    // SAFETY: the identifier is the socket's; the option is an int.
+    system(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, 4) }).map(|_| ())
+}
+
+/// Asks a fresh identifier for what the program asked of the former.
+pub(super) fn restore(state: &State) -> Result<(), Errno> {
+    let remembered = &state.settings.remembered;
+    remembered.iter().try_for_each(|(option, value)| ask_identifier(state, *option, *value))
+}
+
 /// The size that an option is about, with its bounds.
 fn size(state: &mut State, option: (c_int, c_int)) -> Option<(&mut u32, u32, u32)> {
-    let options = &mut state.options;
+    let options = &mut state.settings.sizes;
     match option {
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some((&mut options.ring, LEAST, MAX_RING)),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some((&mut options.buffer, LEAST, MAX_RING)),
@@ -73,32 +87,30 @@ fn set(state: &mut State, option: (c_int, c_int), value: c_int) -> Result<(), Er
         return Ok(());
     }
     if option == (SOL_RDMA, RDMA_INLINE) {
-        state.options.inline = value.max(0);
+        state.settings.sizes.inline = value.max(0);
         return Ok(());
     }
     if !REMEMBERED.contains(&option) {
         return Err(Errno(libc::ENOPROTOOPT));
     }
-    if let Some(name) = of_identifier(option) {
-        let mut on = value;
-        let at = (&raw mut on).cast();
-        // SAFETY: the identifier is the socket's; the option is an int.
-        system(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, 4) })?;
-    }
-    state.settings.insert(option, value);
+    ask_identifier(state, option, value)?;
+    state.settings.remembered.insert(option, value);
     Ok(())
 }
 
 /// Sets `SO_LINGER` (socket(7)). Off, closing is left to this library, as it is by default.
 fn set_linger(state: &mut State, value: &libc::linger) {
     let seconds = value.l_linger.max(0).unsigned_abs();
-    state.linger = (value.l_onoff != 0).then(|| Duration::from_secs(seconds.into()));
+    state.settings.linger = (value.l_onoff != 0).then(|| Duration::from_secs(seconds.into()));
 }
 
 /// Tells it.
 fn linger(state: &State) -> libc::linger {
-    let seconds = state.linger.map_or(0, |linger| linger.as_secs());
-    libc::linger { l_onoff: c_int::from(state.linger.is_some()), l_linger: seconds as c_int }
+    let seconds = state.settings.linger.map_or(0, |linger| linger.as_secs());
+    libc::linger {
+        l_onoff: c_int::from(state.settings.linger.is_some()),
+        l_linger: seconds as c_int,
+    }
 }
 
 fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
@@ -107,7 +119,7 @@ fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
         (libc::SOL_SOCKET, libc::SO_ERROR) => return Ok(state.error.take().map_or(0, |e| e.0)),
         (libc::SOL_SOCKET, libc::SO_TYPE) => return Ok(libc::SOCK_STREAM),
         (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => return Ok(super::PIECE as c_int),
-        (SOL_RDMA, RDMA_INLINE) => return Ok(state.options.inline),
+        (SOL_RDMA, RDMA_INLINE) => return Ok(state.settings.sizes.inline),
         _ => {}
     }
     if let Some((size, ..)) = size(state, option) {
@@ -117,7 +129,7 @@ fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
         return Err(Errno(libc::ENOPROTOOPT));
     }
     let nodelay = c_int::from(option == (libc::IPPROTO_TCP, libc::TCP_NODELAY));
-    Ok(state.settings.get(&option).copied().unwrap_or(nodelay))
+    Ok(state.settings.remembered.get(&option).copied().unwrap_or(nodelay))
 }
 
 entry! {

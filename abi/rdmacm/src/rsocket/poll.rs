@@ -7,9 +7,10 @@ use libc::{c_int, c_short, fd_set, nfds_t, pollfd, timeval};
 use quipu_abi_trace::entry;
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Socket, entry};
+use super::socket::Socket;
 use super::spin::Spin;
 use super::system;
+use super::table::entry;
 use super::wait::{readable, sleep};
 
 /// So many descriptors may be polled whatever the limit of open ones: no program has fewer.
@@ -178,6 +179,19 @@ unsafe fn has(set: *mut fd_set, fd: c_int) -> bool {
     !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
 }
 
+/// Which sets select(2) tells of a descriptor, as what was asked for them.
+fn told(fd: &pollfd) -> c_short {
+    let mut told = 0;
+    for (asked, by) in [
+        (libc::POLLIN, libc::POLLIN | ALWAYS),
+        (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
+        (libc::POLLPRI, libc::POLLPRI),
+    ] {
+        told |= if fd.revents & by != 0 { fd.events & asked } else { 0 };
+    }
+    told
+}
+
 entry! {
     /// `rpoll`: as poll(2), also of descriptors that are not of this library.
     fn rpoll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> IntMinusOne {
@@ -232,22 +246,29 @@ entry! {
                     fds.push(pollfd { fd, events, revents: 0 });
                 }
             }
-            poll(&mut fds, timeout)?;
-            if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
-                return Err(Errno(libc::EBADF));
+            let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+            loop {
+                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                poll(&mut fds, left)?;
+                if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+                    return Err(Errno(libc::EBADF));
+                }
+                if left.is_some_and(|left| left.is_zero()) || fds.iter().any(|fd| told(fd) != 0) {
+                    break;
+                }
+                // Those of which no set tells what is new, that they have hung up for instance, are left
+                // out from now on: poll(2) passes negative numbers over.
+                fds.iter_mut().filter(|fd| fd.revents != 0).for_each(|fd| fd.fd = !fd.fd);
             }
             let mut ready = 0;
-            let (over, wrong) = (libc::POLLHUP | libc::POLLERR, libc::POLLERR);
-            for (set, asked, told) in [
-                (read, libc::POLLIN, libc::POLLIN | over),
-                (write, libc::POLLOUT, libc::POLLOUT | wrong),
-                (except, libc::POLLPRI, libc::POLLPRI),
-            ] {
+            for (set, asked) in
+                [(read, libc::POLLIN), (write, libc::POLLOUT), (except, libc::POLLPRI)]
+            {
                 for fd in fds.iter().filter(|fd| fd.events & asked != 0) {
-                    if fd.revents & told != 0 {
+                    if told(fd) & asked != 0 {
                         ready += 1;
                     } else {
-                        libc::FD_CLR(fd.fd, set);
+                        libc::FD_CLR(if fd.fd < 0 { !fd.fd } else { fd.fd }, set);
                     }
                 }
             }

@@ -25,8 +25,9 @@ use libc::{c_int, c_long, epoll_event};
 use quipu_abi_trace::entry;
 use quipu_cabi::{Errno, IntMinusOne};
 
-use super::socket::{Entry, Socket, entry, epoll_set, insert, millis};
+use super::socket::{Socket, epoll_set, millis};
 use super::system;
+use super::table::{Entry, entry, insert};
 
 /// What the kernel says of what is no r* socket.
 const BELL: u64 = u64::MAX;

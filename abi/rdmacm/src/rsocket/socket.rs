@@ -6,31 +6,32 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use libc::c_int;
 use quipu_abi_types::*;
 use quipu_cabi::Errno;
 
-use super::connection::Connection;
+use super::connection::{Connection, fitted};
 use super::repoll::Set;
+use super::setup::{greeting_of, turn_away};
 use super::sleepers::Sleepers;
 use super::turn::Turn;
 use super::wire::Greeting;
 use super::{Options, set_nonblocking, system};
+use crate::address;
 use crate::channel;
-use crate::connect::{rdma_connect, rdma_reject};
+use crate::connect::rdma_connect;
 use crate::event;
 use crate::id;
 use crate::verbs::text;
-use crate::{address, connect};
 
 /// The device of QPIP.
 const BARE: &str = "quipu_qp0";
 
 /// How long addresses and routes may take to be resolved, in ms.
-const RESOLVE_MS: c_int = 10_000;
+pub(super) const RESOLVE_MS: c_int = 10_000;
 
 /// Requests that a listener takes from its backlog before they are accepted.
 const MAX_REQUESTS: usize = 16;
@@ -52,53 +53,14 @@ unsafe fn check_device(id: *mut rdma_cm_id) -> Result<(), Errno> {
     if is_bare { Err(Errno::EOPNOTSUPP) } else { Ok(()) }
 }
 
-/// What a descriptor stands for.
-#[derive(Clone)]
-pub(crate) enum Entry {
-    Stream(Arc<Socket>),
-    /// A UDP socket of the system.
-    Datagram,
-    /// A set of sockets.
-    Set(Arc<Set>),
-}
-
-impl Entry {
-    /// The stream. Calls for anything else are the system's.
-    pub(crate) fn stream(self) -> Option<Arc<Socket>> {
-        match self {
-            Self::Stream(socket) => Some(socket),
-            Self::Datagram | Self::Set(_) => None,
-        }
-    }
-}
-
-static TABLE: RwLock<BTreeMap<c_int, Entry>> = RwLock::new(BTreeMap::new());
-
-/// What a descriptor stands for, if it is one of this library's.
-pub(crate) fn entry(fd: c_int) -> Option<Entry> {
-    TABLE.read().unwrap_or_else(PoisonError::into_inner).get(&fd).cloned()
-}
-
-/// As [`entry`]; EBADF if it is none.
-pub(crate) fn known(fd: c_int) -> Result<Entry, Errno> {
-    entry(fd).ok_or(Errno(libc::EBADF))
-}
-
-/// The stream of a descriptor.
-///
-/// # Errors
-///
-/// EBADF if it is none of this library's, EOPNOTSUPP for datagrams.
-pub(crate) fn stream(fd: c_int) -> Result<Arc<Socket>, Errno> {
-    known(fd)?.stream().ok_or(Errno::EOPNOTSUPP)
-}
-
-pub(crate) fn insert(fd: c_int, entry: Entry) {
-    TABLE.write().unwrap_or_else(PoisonError::into_inner).insert(fd, entry);
-}
-
-pub(crate) fn remove(fd: c_int) -> Option<Entry> {
-    TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&fd)
+/// What a program sets, which sockets that a listener accepts begin with (socket(7)).
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    pub(crate) sizes: Options,
+    /// How long `rclose` waits for the peer at most, where the program said so.
+    pub(crate) linger: Option<Duration>,
+    /// Told as they were set.
+    pub(crate) remembered: BTreeMap<(c_int, c_int), c_int>,
 }
 
 /// How far a socket is.
@@ -127,18 +89,20 @@ pub(crate) struct State {
     pub(crate) id: *mut rdma_cm_id,
     fd: c_int,
     pub(crate) phase: Phase,
+    /// `rconnect` has not told what became of it.
+    pub(crate) unanswered: bool,
     /// What `SO_ERROR` tells once.
     pub(crate) error: Option<Errno>,
+    /// The loss of the connection was an error once.
+    pub(super) mourned: bool,
     pub(crate) connection: Option<Connection>,
-    pub(crate) options: Options,
+    pub(crate) settings: Settings,
+    /// The program has bound it.
+    pub(crate) bound: bool,
     /// Requests that `raccept` has not taken, and how many have ever come.
     pub(crate) requests: VecDeque<*mut rdma_cm_event>,
     requested: u64,
     pub(crate) shut_read: bool,
-    /// How long `rclose` waits for the peer at most, where the program said so.
-    pub(crate) linger: Option<Duration>,
-    /// Settings that are told as they were set.
-    pub(crate) settings: BTreeMap<(c_int, c_int), c_int>,
     /// Those who sleep at its descriptors.
     pub(super) sleepers: Sleepers,
     /// One of them does so in a call that waits for this socket alone, and on behalf of all such calls.
@@ -176,7 +140,7 @@ unsafe impl Send for State {}
 impl Socket {
     /// A socket without addresses; until it has one, an address of zeros of that family is told.
     pub(crate) fn new(family: c_int) -> Result<Arc<Self>, Errno> {
-        let channel = channel::create()?;
+        let (channel, set) = ears()?;
         // SAFETY: the channel was just made.
         let made = unsafe { id::create(channel, std::ptr::null_mut(), RDMA_PS_TCP, None) };
         let id = made.inspect_err(|_| {
@@ -186,38 +150,33 @@ impl Socket {
         // SAFETY: the identifier was just made, with a channel of its own.
         unsafe {
             (*id).route.addr.src_storage.ss_family = family as libc::sa_family_t;
-            Self::around(id, Options::default())
+            Ok(Self::around(id, set, Settings::default()))
         }
     }
 
-    /// A socket around an identifier, which is destroyed if that fails.
+    /// A socket around an identifier.
     ///
     /// # Safety
     ///
-    /// `id` is an identifier with a channel of its own.
-    unsafe fn around(id: *mut rdma_cm_id, options: Options) -> Result<Arc<Self>, Errno> {
-        // SAFETY: passed on from the caller.
-        let made = unsafe {
-            epoll_set().and_then(|fd| {
-                set_nonblocking((*(*id).channel).fd);
-                watch(fd.as_raw_fd(), (*(*id).channel).fd).map(|()| fd.into_raw_fd())
-            })
-        };
-        let fd = made.inspect_err(|_| {
-            // SAFETY: nothing else knows it.
-            unsafe { destroy(id) };
-        })?;
+    /// `id` is an identifier with a channel of its own, of which `set` tells.
+    pub(super) unsafe fn around(
+        id: *mut rdma_cm_id,
+        set: OwnedFd,
+        settings: Settings,
+    ) -> Arc<Self> {
+        let fd = set.into_raw_fd();
         let state = State {
             id,
             fd,
             phase: Phase::Idle,
+            unanswered: false,
             error: None,
+            mourned: false,
             connection: None,
-            options,
+            settings,
+            bound: false,
             requests: VecDeque::new(),
             shut_read: false,
-            linger: None,
-            settings: BTreeMap::new(),
             sleepers: Sleepers::default(),
             led: false,
             waiting: 0,
@@ -230,46 +189,7 @@ impl Socket {
             requested: 0,
         };
         let nonblocking = AtomicBool::new(false);
-        let socket = Self { fd, nonblocking, state: Mutex::new(state), turn: Turn::new() };
-        Ok(Arc::new(socket))
-    }
-
-    /// Makes the socket of a request and accepts it.
-    ///
-    /// # Safety
-    ///
-    /// `request` is a connect request, which this acknowledges.
-    pub(crate) unsafe fn accepted(
-        request: *mut rdma_cm_event,
-        options: Options,
-    ) -> Result<Arc<Self>, Errno> {
-        // SAFETY: passed on from the caller; the identifier of a request is this function's.
-        unsafe {
-            let (id, greeting) = ((*request).id, greeting_of(&*request));
-            let _ = event::acknowledge(request);
-            let Some(greeting) = greeting else {
-                rdma_reject(id, std::ptr::null(), 0);
-                let _ = id::destroy(id);
-                return Err(Errno(libc::EPROTO));
-            };
-            let channel = channel::create();
-            let moved = channel.and_then(|channel| id::migrate(id, channel));
-            if let Err(errno) = moved {
-                let _ = id::destroy(id);
-                return Err(errno);
-            }
-            let socket = Self::around(id, options)?;
-            {
-                let mut state = socket.lock();
-                state.open()?;
-                if let Some(connection) = &mut state.connection {
-                    connection.greeted(greeting);
-                }
-                state.say_hello(connect::rdma_accept)?;
-                state.phase = Phase::Connected;
-            }
-            Ok(socket)
-        }
+        Arc::new(Self { fd, nonblocking, state: Mutex::new(state), turn: Turn::new() })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -291,16 +211,27 @@ impl Drop for Socket {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: nobody uses the socket any more; requests that were not accepted end with it.
         unsafe {
-            for request in state.requests.drain(..) {
-                let child = (*request).id;
-                let _ = event::acknowledge(request);
-                let _ = id::destroy(child);
-            }
+            state.requests.drain(..).for_each(|request| turn_away(request));
             state.connection = None;
             destroy(state.id);
-            libc::close(self.fd);
+            if state.fd >= 0 {
+                libc::close(state.fd);
+            }
         }
     }
+}
+
+/// A channel that does not block, and the descriptor that tells of its events.
+pub(super) fn ears() -> Result<(*mut rdma_event_channel, OwnedFd), Errno> {
+    let (set, channel) = (epoll_set()?, channel::create()?);
+    // SAFETY: the channel was just made.
+    let fd = unsafe { (*channel).fd };
+    set_nonblocking(fd);
+    watch(set.as_raw_fd(), fd).inspect_err(|_| {
+        // SAFETY: nothing uses it.
+        let _ = unsafe { channel::destroy(channel) };
+    })?;
+    Ok((channel, set))
 }
 
 /// Destroys an identifier and the channel that is its own.
@@ -327,24 +258,12 @@ pub(crate) fn epoll_set() -> Result<OwnedFd, Errno> {
 }
 
 /// Has an epoll set watch a descriptor.
-fn watch(set: c_int, fd: c_int) -> Result<(), Errno> {
+pub(super) fn watch(set: c_int, fd: c_int) -> Result<(), Errno> {
     let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
     // SAFETY: epoll_ctl(2); `event` is valid for the call.
     let done =
         unsafe { libc::syscall(libc::SYS_epoll_ctl, set, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
     system(done as c_int).map(|_| ())
-}
-
-/// The greeting in the private data of an event.
-fn greeting_of(event: &rdma_cm_event) -> Option<Greeting> {
-    // SAFETY: events of these identifiers have the form of connections; all of its bytes were written.
-    let param = unsafe { event.param.conn };
-    if param.private_data.is_null() {
-        return None;
-    }
-    let length = usize::from(param.private_data_len);
-    // SAFETY: the event has that many bytes.
-    Greeting::decode(unsafe { std::slice::from_raw_parts(param.private_data.cast(), length) })
 }
 
 impl State {
@@ -417,6 +336,13 @@ impl State {
             // SAFETY: it was just taken.
             unsafe { self.act(taken) };
         }
+        if !more
+            && !self.mourned
+            && let Some(errno) = self.connection.as_ref().and_then(Connection::lost)
+        {
+            self.mourned = true;
+            self.error = Some(errno);
+        }
         more
     }
 
@@ -427,6 +353,10 @@ impl State {
         // SAFETY: passed on from the caller.
         let event = unsafe { &*taken };
         let stepped = match event.event {
+            // SAFETY: passed on from the caller.
+            RDMA_CM_EVENT_CONNECT_REQUEST if self.phase != Phase::Listening => unsafe {
+                return turn_away(taken);
+            },
             RDMA_CM_EVENT_CONNECT_REQUEST => {
                 self.requests.push_back(taken);
                 self.requested += 1;
@@ -441,6 +371,11 @@ impl State {
             },
             RDMA_CM_EVENT_ROUTE_RESOLVED => self.open().and_then(|()| self.say_hello(rdma_connect)),
             RDMA_CM_EVENT_ESTABLISHED => self.established(greeting_of(event)),
+            RDMA_CM_EVENT_DISCONNECTED | RDMA_CM_EVENT_DEVICE_REMOVAL
+                if self.phase == Phase::Connecting =>
+            {
+                Err(Errno(libc::ECONNRESET))
+            }
             RDMA_CM_EVENT_DISCONNECTED | RDMA_CM_EVENT_DEVICE_REMOVAL => {
                 self.disconnected();
                 Ok(())
@@ -496,7 +431,10 @@ impl State {
     fn open(&mut self) -> Result<(), Errno> {
         // SAFETY: the identifier is this socket's and bound to a device; the connection is dropped
         // before it.
-        let connection = unsafe { Connection::new(self.id, &self.options) }?;
+        let connection = unsafe {
+            self.settings.sizes = fitted(self.id, &self.settings.sizes)?;
+            Connection::new(self.id, &self.settings.sizes)
+        }?;
         // SAFETY: the identifier has its completion channel now.
         watch(self.fd, unsafe { (*(*self.id).recv_cq_channel).fd })?;
         self.connection = Some(connection);
@@ -504,7 +442,7 @@ impl State {
     }
 
     /// Connects or accepts, with the greeting as private data.
-    fn say_hello(
+    pub(super) fn say_hello(
         &mut self,
         call: unsafe extern "C" fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int,
     ) -> Result<(), Errno> {
@@ -525,22 +463,9 @@ impl State {
         system(unsafe { call(self.id, &mut param) }).map(|_| ())
     }
 
-    /// Begins to connect.
-    ///
-    /// # Safety
-    ///
-    /// `addr` is an address.
-    pub(crate) unsafe fn connect(&mut self, addr: *const libc::sockaddr) -> Result<(), Errno> {
-        match self.phase {
-            Phase::Idle => {}
-            Phase::Connecting => return Err(Errno(libc::EALREADY)),
-            Phase::Connected => return Err(Errno::EISCONN),
-            Phase::Listening | Phase::Failed => return Err(Errno::EINVAL),
-        }
-        // SAFETY: the identifier is this socket's; passed on from the caller.
-        unsafe { address::resolve(self.id, std::ptr::null(), addr, RESOLVE_MS) }?;
-        self.phase = Phase::Connecting;
-        Ok(())
+    /// The descriptor is somebody else's by now.
+    pub(super) fn disown(&mut self) {
+        self.fd = -1;
     }
 
     /// The connection, if it stands.
@@ -554,6 +479,16 @@ impl State {
 
     /// What poll(2) would say of it.
     pub(crate) fn events(&self) -> i16 {
+        let mut events = self.readiness();
+        // All bytes are of the same rank.
+        for (event, alias) in [(libc::POLLIN, libc::POLLRDNORM), (libc::POLLOUT, libc::POLLWRNORM)]
+        {
+            events |= if events & event != 0 { alias } else { 0 };
+        }
+        events
+    }
+
+    fn readiness(&self) -> i16 {
         let all = libc::POLLOUT | libc::POLLHUP;
         match (self.phase, &self.connection) {
             (Phase::Idle, _) => all,

@@ -5,7 +5,8 @@ use quipu_abi_trace::entry;
 use quipu_cabi::Errno;
 
 use super::calls::tell_address;
-use super::socket::{Socket, State, known};
+use super::socket::{Socket, State};
+use super::table::known;
 use super::{Wide, system};
 
 /// The pieces of memory of a call.
@@ -73,6 +74,11 @@ unsafe fn fill(
 ///
 /// The pieces are memory of the program.
 unsafe fn receive(socket: &Socket, pieces: &[iovec], flags: c_int) -> Result<isize, Errno> {
+    // No byte is urgent, and no error is queued.
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        let urgent = flags & libc::MSG_OOB != 0;
+        return Err(if urgent { Errno::EINVAL } else { Errno::EAGAIN });
+    }
     let wanted = total(pieces)?;
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let least = if all { wanted } else { wanted.min(1) };
@@ -97,7 +103,11 @@ unsafe fn receive(socket: &Socket, pieces: &[iovec], flags: c_int) -> Result<isi
         let connection = state.connected().ok()?;
         match connection.broken() {
             _ if connection.has_end() => Some(Ok(())),
-            Some(errno) => Some(Err(errno)),
+            Some(errno) => {
+                // This tells of it.
+                state.error = None;
+                Some(Err(errno))
+            }
             None => None,
         }
     });
@@ -111,6 +121,9 @@ unsafe fn receive(socket: &Socket, pieces: &[iovec], flags: c_int) -> Result<isi
 ///
 /// The pieces are memory of the program.
 unsafe fn send(socket: &Socket, pieces: &[iovec], flags: c_int) -> Result<isize, Errno> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let wanted = total(pieces)?;
     let patient = !socket.is_nonblocking(flags);
     let mut done = 0;
@@ -201,7 +214,10 @@ entry! {
                 None => system(libc::recvmsg(fd, msg, flags)),
                 Some(socket) => {
                     (msg.msg_controllen, msg.msg_flags) = (0, 0);
-                    receive(&socket, pieces(msg.msg_iov, msg.msg_iovlen)?, flags)
+                    let got = receive(&socket, pieces(msg.msg_iov, msg.msg_iovlen)?, flags)?;
+                    let peer = &(*socket.lock().id).route.addr.dst_storage;
+                    tell_address(peer, msg.msg_name.cast(), &mut msg.msg_namelen)?;
+                    Ok(got)
                 }
             }
         }
@@ -246,7 +262,9 @@ entry! {
             let msg = msg.as_ref().ok_or(Errno::EFAULT)?;
             match known(fd)?.stream() {
                 None => system(libc::sendmsg(fd, msg, flags)),
-                Some(_) if msg.msg_controllen > 0 => Err(Errno::EOPNOTSUPP),
+                Some(_) if !msg.msg_control.is_null() && msg.msg_controllen > 0 => {
+                    Err(Errno::EOPNOTSUPP)
+                }
                 Some(socket) => {
                     send(&socket, pieces(msg.msg_iov, msg.msg_iovlen)?, flags)
                 }

@@ -1,17 +1,61 @@
 /* Peers that do what no library does. */
 #define _GNU_SOURCE
 #include "common.h"
+#include <signal.h>
 #include <sys/socket.h>
 #include <time.h>
 
-/* The greeting of specs/rsocket.md 1: a ring of 4096 bytes and 32 receives, of which there is none. */
+enum { RING = 4096, MAPPINGS = 2 };
+
+/* The greeting of specs/rsocket.md 1: a ring of 4096 bytes and 32 receives, of which there is none, and two mappings. */
 static void greet(unsigned char *bytes, void *ring, uint32_t key)
 {
 	uint32_t words[8] = { 0x52534b31, 1 << 16, (uint64_t)(uintptr_t)ring >> 32,
-		(uint32_t)(uintptr_t)ring, key, 4096, 32, 0 };
+		(uint32_t)(uintptr_t)ring, key, RING, 32, MAPPINGS };
 	for (int i = 0; i < 8; i++)
 		words[i] = htonl(words[i]);
 	memcpy(bytes, words, sizeof words);
+}
+
+static struct linger second = { .l_onoff = 1, .l_linger = 1 };
+
+/* Between these a thread is interrupted again and again. */
+static volatile int in_the_way, over;
+
+/* The end of a stream waits as long as the socket lingers, whatever signals come. */
+static void *shuts(void *listening)
+{
+	int rs = raccept(*(int *)listening, NULL, NULL);
+	CHECK(rs > 2 && rsetsockopt(rs, SOL_SOCKET, SO_LINGER, &second, sizeof second) == 0);
+	CHECK(rsend(rs, "nobody takes it", 16, 0) == 16);
+	in_the_way = 1;
+	CHECK(rshutdown(rs, SHUT_WR) == 0);
+	over = 1;
+	CHECK(rclose(rs) == 0);
+	return NULL;
+}
+
+/* Calls about mappings for which there is no room, and which signals interrupt, leave everything as it was. */
+static void *maps(void *listening)
+{
+	static char memory[128];
+	int rs = raccept(*(int *)listening, NULL, NULL);
+	CHECK(rs > 2 && rsetsockopt(rs, SOL_SOCKET, SO_LINGER, &second, sizeof second) == 0);
+	CHECK(riomap(rs, memory, 64, PROT_WRITE, 0, 0) == 0 && riomap(rs, memory + 64, 64, PROT_WRITE, 0, 64) == 64);
+	/* All that was written has arrived. */
+	CHECK(riounmap(rs, memory + 64, 64) == 0);
+	CHECK(rfcntl(rs, F_SETFL, O_NONBLOCK) == 0);
+	while (rsend(rs, "full", 4, 0) == 4)
+		;
+	CHECK(errno == EAGAIN);
+	in_the_way = 1;
+	for (int again = 0; again < 3; again++) {
+		FAILS(riomap(rs, memory + 64, 64, PROT_WRITE, 0, 64), EINTR);
+		FAILS((ssize_t)riounmap(rs, memory, 64), EINTR);
+	}
+	over = 1;
+	CHECK(rclose(rs) == 0);
+	return NULL;
 }
 
 static void *serve(void *listening)
@@ -45,7 +89,7 @@ struct peer {
 	int listening;
 };
 
-static unsigned char ring[4096];
+static unsigned char ring[RING + MAPPINGS * 32];
 
 static struct peer greeted(void *(*server)(void *), int *listening)
 {
@@ -56,8 +100,10 @@ static struct peer greeted(void *(*server)(void *), int *listening)
 	struct ibv_qp_init_attr init = queues();
 	struct sockaddr_in in;
 	socklen_t length = sizeof in;
+	int sends = 4;
 
 	peer.listening = *listening = rsocket(AF_INET, SOCK_STREAM, 0);
+	CHECK(rsetsockopt(*listening, SOL_RDMA, RDMA_SQSIZE, &sends, sizeof sends) == 0);
 	CHECK(rbind(*listening, loopback(&in, 0), sizeof in) == 0 && rlisten(*listening, 5) == 0);
 	CHECK(rgetsockname(*listening, (struct sockaddr *)&in, &length) == 0);
 	CHECK(pthread_create(&peer.server, NULL, server, listening) == 0);
@@ -89,6 +135,64 @@ static void takes_nothing(void)
 	int listening;
 	struct peer peer = greeted(serve, &listening);
 	left(&peer);
+}
+
+static void interrupts(int number)
+{
+	(void)number;
+}
+
+static void interrupted(void *(*server)(void *))
+{
+	struct sigaction action = { .sa_handler = interrupts };
+	int listening;
+	struct peer peer;
+	CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+	in_the_way = over = 0;
+	peer = greeted(server, &listening);
+	/* One that comes between two sleeps interrupts none. */
+	for (; !over; usleep(10000))
+		if (in_the_way)
+			CHECK(pthread_kill(peer.server, SIGUSR1) == 0);
+	left(&peer);
+}
+
+static void *accepts_and_leaves(void *listening)
+{
+	static unsigned char greeting[32];
+	struct rdma_cm_id *id;
+	struct rdma_conn_param param = { .private_data = greeting, .private_data_len = sizeof greeting };
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_cm_event *event = expect(((struct rdma_cm_id *)listening)->channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	id = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0 && rdma_create_qp(id, NULL, &init) == 0);
+	greet(greeting, ring, 1);
+	CHECK(rdma_accept(id, &param) == 0 && rdma_disconnect(id) == 0);
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+	return NULL;
+}
+
+/* A server that accepts and is gone before the client has looked has accepted. */
+static void leaves_at_once(void)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *listening;
+	struct sockaddr_in in;
+	pthread_t server;
+	char byte;
+	int port, rs;
+
+	listening = listener(channel, RDMA_PS_TCP, &port);
+	for (int i = 0; i < 50; i++) {
+		CHECK((rs = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
+		CHECK(pthread_create(&server, NULL, accepts_and_leaves, listening) == 0);
+		CHECK(rconnect(rs, loopback(&in, port), sizeof in) == 0);
+		FAILS(rrecv(rs, &byte, 1, 0), ECONNRESET);
+		CHECK(pthread_join(server, NULL) == 0 && rclose(rs) == 0);
+	}
+	CHECK(rdma_destroy_id(listening) == 0);
+	rdma_destroy_event_channel(channel);
 }
 
 static void *receive_none(void *listening)
@@ -282,6 +386,9 @@ int main(void)
 		return 0;
 	}
 	takes_nothing();
+	interrupted(shuts);
+	interrupted(maps);
+	leaves_at_once();
 	says_much(0, 0);
 	says_much(255, 255);
 	says_much(256, 255);

@@ -23,6 +23,7 @@ int main(void)
 	struct stat file;
 	pthread_t server;
 	const char *text = "quipu";
+	struct pollfd fds = { .events = POLLOUT };
 	char byte;
 	int sock;
 
@@ -34,7 +35,13 @@ int main(void)
 	CHECK(getsockname(listening, (struct sockaddr *)&in, &length) == 0 && in.sin_port != 0);
 	CHECK(pthread_create(&server, NULL, serve, NULL) == 0);
 	CHECK((sock = socket(AF_INET, SOCK_STREAM, 0)) > 2);
+	/* As redis-cli does: it asks again what has become of it. librspreload takes an error for a sign to leave. */
+	CHECK(fcntl(sock, F_SETFL, O_NONBLOCK) == 0);
+	FAILS(connect(sock, (struct sockaddr *)&in, sizeof in), EINPROGRESS);
+	fds.fd = sock;
+	CHECK(poll(&fds, 1, 10000) == 1 && fds.revents == POLLOUT);
 	CHECK(connect(sock, (struct sockaddr *)&in, sizeof in) == 0);
+	CHECK(fstat(sock, &file) == 0 && !S_ISSOCK(file.st_mode) && fcntl(sock, F_SETFL, 0) == 0);
 	for (; *text; text++) {
 		CHECK(send(sock, text, 1, 0) == 1);
 		CHECK(recv(sock, &byte, 1, 0) == 1 && byte == *text);

@@ -166,6 +166,44 @@ fn both_may_disconnect_at_once() {
     pair.expect_nothing();
 }
 
+/// It accepts, sends, has its completions, and leaves before the other program has said that it is ready.
+#[test]
+fn a_server_may_leave_before_the_connection_stands() {
+    for (destroyed, lost) in [(false, false), (true, false), (true, true)] {
+        let mut pair = Pair::default();
+        let (active, passive) = pair.accepted();
+        pair.nodes[1].cm.disconnect(pair.now, passive).unwrap();
+        assert_eq!(pair.nodes[1].cm.disconnect(pair.now, passive), Err(CallError::WrongState));
+        if destroyed {
+            pair.nodes[1].cm.destroy_id(passive).unwrap();
+        }
+        pair.run();
+        if lost {
+            pair.cut_all();
+        }
+        pair.expect_nothing();
+        pair.nodes[0].cm.accept(pair.now, active, None).unwrap();
+        pair.run();
+        pair.expect(0, EventKind::Disconnected);
+        pair.nodes[0].cm.disconnect(pair.now, active).unwrap();
+        pair.run();
+        if !destroyed {
+            pair.expect(1, EventKind::Established);
+            pair.expect(1, EventKind::Disconnected);
+        }
+        pair.pass(2 * SECOND);
+        assert_eq!(pair.nodes.each_ref().map(|node| node.cm.load().streams), [0, 0]);
+        assert_eq!(pair.nodes.each_ref().map(|node| node.cm.load().deadlines), [0, 0]);
+    }
+    // Whoever does not answer the reply any more.
+    let mut pair = Pair::default();
+    let (active, passive) = pair.accepted();
+    pair.nodes[1].cm.disconnect(pair.now, passive).unwrap();
+    pair.nodes[0].cm.reject(active, Refusal::Consumer, &[]).unwrap();
+    pair.run();
+    pair.expect(1, EventKind::Rejected);
+}
+
 #[test]
 fn the_end_of_a_process_disconnects_its_peer() {
     let mut pair = Pair::default();
@@ -337,13 +375,15 @@ fn the_side_that_accepted_may_know_before_it_is_told() {
     pair.nodes[0].cm.establish(active).unwrap();
     pair.run();
     pair.expect_nothing();
-    // It may even end the connection before the other has said that it stands.
+    // It may even end the connection before the other has said that it stands, which hears of it then.
     let mut pair = Pair::default();
     let (active, passive) = pair.accepted();
     pair.nodes[1].cm.establish(passive).unwrap();
     pair.expect(1, EventKind::Established);
     pair.nodes[1].cm.disconnect(pair.now, passive).unwrap();
     pair.run();
+    pair.expect_nothing();
+    pair.nodes[0].cm.accept(pair.now, active, None).unwrap();
     pair.expect(0, EventKind::Disconnected);
     pair.nodes[0].cm.disconnect(pair.now, active).unwrap();
     pair.run();

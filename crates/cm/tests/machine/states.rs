@@ -85,6 +85,7 @@ fn frames_that_have_no_place_end_the_connection() {
     let cases = [
         (1, 0, Frame::ReadyToUse, Some(ConnectError)),
         (1, 0, Frame::Disconnected, Some(ConnectError)),
+        (1, 0, Frame::Disconnect, None),
         (1, 1, Frame::Disconnected, Some(ConnectError)),
         (1, 1, Frame::Disconnect, Some(ConnectError)),
         (1, 1, Frame::Reject(9), Some(Rejected)),
@@ -124,7 +125,7 @@ fn every_call_in_every_state() {
     // What each side may do in each state.
     let allowed: [[&[&str]; 2]; 6] = [
         [&[], &["accept", "reject"]],
-        [&["accept", "rtu", "reject", "establish"], &["establish"]],
+        [&["accept", "rtu", "reject", "establish"], &["disconnect", "establish"]],
         [&["disconnect"], &["disconnect"]],
         [&[], &["disconnect"]],
         [&[], &["disconnect"]],
