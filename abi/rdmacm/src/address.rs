@@ -163,12 +163,21 @@ pub(crate) unsafe fn resolve(
     // SAFETY: passed on from the caller.
     unsafe {
         let state = id(raw)?;
-        length(dst)?;
+        let length_of_dst = length(dst)?;
         if !src.is_null() {
             length(src)?;
         }
         let timeout = timeout_ms.max(0) as u32;
-        check((state.api.cm.resolve_addr)(state.handle, src, dst, timeout))?;
+        // The program sees whom it is to reach from now on, also if that fails later. It is written before
+        // the call: after it, another thread may take the answer.
+        let mut wanted: libc::sockaddr_storage = std::mem::zeroed();
+        (&raw mut wanted).cast::<u8>().copy_from_nonoverlapping(dst.cast(), length_of_dst);
+        let before = std::mem::replace(&mut (*raw).route.addr.dst_storage, wanted);
+        let begun = check((state.api.cm.resolve_addr)(state.handle, src, dst, timeout));
+        if begun.is_err() {
+            (*raw).route.addr.dst_storage = before;
+        }
+        begun?;
         complete(raw)
     }
 }

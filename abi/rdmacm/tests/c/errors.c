@@ -58,7 +58,10 @@ static void identifiers(struct rdma_event_channel *channel)
 	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
 	FAILS(rdma_resolve_addr(id, loopback(&in, 0), (struct sockaddr *)&six, 100), EINVAL);
 	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100) == 0);
-	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100), EINVAL);
+	/* Whom it is to reach can be seen before anything comes of it. */
+	CHECK(rdma_get_peer_addr(id)->sa_family == AF_INET && rdma_get_dst_port(id) == htons(1));
+	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, htons(2)), 100), EINVAL);
+	CHECK(rdma_get_dst_port(id) == htons(1));
 	pass(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_destroy_id(id) == 0);
 
@@ -103,6 +106,11 @@ static void queue_pairs(struct rdma_event_channel *channel)
 	init.cap.max_send_wr = 1 << 30;
 	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
 	CHECK(!id->qp && !id->send_cq && !id->recv_cq_channel);
+	/* Datagrams are of another port space. */
+	init = queues();
+	init.qp_type = IBV_QPT_UD;
+	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
+	CHECK(!id->qp && !id->send_cq && id->qp_type == IBV_QPT_RC);
 	init = queues();
 	CHECK(rdma_create_qp(id, NULL, &init) == 0);
 	CHECK(id->qp->qp_context == NULL && id->qp->pd == id->pd && id->qp->state == IBV_QPS_INIT);
