@@ -36,7 +36,7 @@ pub(crate) unsafe fn length(addr: *const sockaddr) -> Result<usize, Errno> {
     match c_int::from(family) {
         libc::AF_INET => Ok(size_of::<libc::sockaddr_in>()),
         libc::AF_INET6 => Ok(size_of::<libc::sockaddr_in6>()),
-        _ => Err(Errno(libc::EAFNOSUPPORT)),
+        _ => Err(Errno::EAFNOSUPPORT),
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
                 |family| length((&raw const *Box::leak(Box::new(of_family(family, 0)))).cast());
             assert_eq!(of(libc::AF_INET), Ok(16));
             assert_eq!(of(libc::AF_INET6), Ok(28));
-            assert_eq!(of(AF_IB), Err(Errno(libc::EAFNOSUPPORT)));
+            assert_eq!(of(AF_IB), Err(Errno::EAFNOSUPPORT));
             assert_eq!(length(std::ptr::null()), Err(Errno::EINVAL));
         }
     }

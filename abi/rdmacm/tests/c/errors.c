@@ -21,6 +21,8 @@ static void identifiers(struct rdma_event_channel *channel)
 	struct sockaddr_storage ib = { .ss_family = 27 };
 	struct sockaddr_in6 wildcard = { .sin6_family = AF_INET6 };
 	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = in6addr_loopback };
+	struct sockaddr_in6 nowhere = { .sin6_family = AF_INET6, .sin6_scope_id = 999999,
+		.sin6_addr.s6_addr = { 0xfe, 0x80, [15] = 1 } };
 	struct rdma_cm_id *id, *other, *child;
 	struct ibv_qp_init_attr init = queues();
 	struct rdma_conn_param param = { 0 };
@@ -39,6 +41,9 @@ static void identifiers(struct rdma_event_channel *channel)
 	loopback(&in, 0);
 	in.sin_addr.s_addr = htonl(0xc0000201);
 	FAILS(rdma_bind_addr(id, (struct sockaddr *)&in), EADDRNOTAVAIL);
+	/* No such interface; or no IPv6. */
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&nowhere) == -1);
+	CHECK(errno == ENODEV || errno == EAFNOSUPPORT);
 	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
 	FAILS(rdma_create_qp(id, NULL, NULL), EINVAL);
 	FAILS(rdma_connect(id, NULL), EINVAL);
