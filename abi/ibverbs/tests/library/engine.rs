@@ -16,6 +16,12 @@ fn states_errors_and_events_follow_the_rules() {
 }
 
 #[test]
+fn regions_change_and_end_as_in_the_original() {
+    let Some(program) = compiled("objects") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
 fn forks_descriptors_and_threads_are_no_surprise() {
     let Some(program) = compiled("rc_process") else { return };
     printed(over_engine().run(program, &[]));
