@@ -40,6 +40,12 @@ fn messages_name_a_shared_queue() {
 }
 
 #[test]
+fn raw_packets_are_steered_counted_and_spread() {
+    let Some(program) = compiled("raw") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
 fn forks_descriptors_and_threads_are_no_surprise() {
     let Some(program) = compiled("rc_process") else { return };
     printed(over_engine().run(program, &[]));
