@@ -49,10 +49,10 @@ fn another_path_has_the_port_and_the_timer_of_a_path() {
     let mask = QpAttrMask::STATE | QpAttrMask::ALT_PATH;
     let (now, adapter) = (pair.now, &mut pair.hosts[0].adapter);
     for bad in [
-        QpAttr { alt_port_num: 0, ..good.clone() },
-        QpAttr { alt_port_num: 2, ..good.clone() },
-        QpAttr { alt_pkey_index: 1, ..good.clone() },
-        QpAttr { alt_timeout: 32, ..good.clone() },
+        QpAttr { alt_port_num: 0, ..good },
+        QpAttr { alt_port_num: 2, ..good },
+        QpAttr { alt_pkey_index: 1, ..good },
+        QpAttr { alt_timeout: 32, ..good },
     ] {
         let refused = adapter.modify_qp(now, qps[0], &bad, mask);
         assert!(matches!(refused, Err(Fault::Invalid(_))), "{bad:?}");
