@@ -96,13 +96,13 @@ entries! {
         let mr = instance.mr(mr);
         let changes = |flag: u32| flags & flag != 0;
         let pd = changes(IBV_REREG_MR_CHANGE_PD).then(|| instance.pd(pd));
-        let (context, device) = {
+        let device = {
             let registry = instance.registry();
-            let context = match pd {
-                Some(pd) => registry.context_of(Object::Pd(pd))?,
-                None => registry.context_of(Object::Mr(mr))?,
-            };
-            (context, registry.device(context)?)
+            let context = registry.context_of(Object::Mr(mr))?;
+            if let Some(pd) = pd {
+                registry.expect(Object::Pd(pd), context)?;
+            }
+            registry.device(context)?
         };
         let access = changes(IBV_REREG_MR_CHANGE_ACCESS).then(|| rights(init.access, device));
         let access = access.transpose()?;
@@ -111,10 +111,7 @@ entries! {
             .then(|| vouched(init, access.unwrap_or_default()));
         let memory = memory.transpose()?;
         let region = instance.engine.rereg_mr(mr, pd, memory, access)?;
-        let mut registry = instance.registry();
-        registry.set_context(Object::Mr(mr), context);
-        registry.set_key(Object::Mr(mr), region.key.0);
-        drop(registry);
+        instance.registry().set_key(Object::Mr(mr), region.key.0);
         let (lkey, rkey) = (region.key.0, region.key.0);
         out.fill(EngineMr { mr: instance.mr_handle(region.id), lkey, rkey });
         Ok(())

@@ -216,8 +216,8 @@ entries! {
         let context = instance.context(context);
         let (xrcd, id) =
             (xrcd_of(instance, xrcd, context)?, instance.registry().context(context)?);
-        let qp = instance.engine.open_qp(id, xrcd, QpNum(qp_num))?;
-        instance.registry().add(Object::Qp(qp), context, cookie);
+        let known = |qp| instance.registry().add(Object::Qp(qp), context, cookie);
+        let qp = instance.engine.open_qp(id, xrcd, QpNum(qp_num), known)?;
         out.fill(instance.qp_handle(qp));
         Ok(())
     }

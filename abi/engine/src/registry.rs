@@ -167,13 +167,6 @@ impl Registry {
         }
     }
 
-    /// Moves a region to the context of another protection domain.
-    pub(crate) fn set_context(&mut self, object: Object, context: ContextNumber) {
-        if let Some(record) = self.objects.get_mut(&object) {
-            record.context = context;
-        }
-    }
-
     /// The region with an lkey.
     pub(crate) fn region(&self, lkey: u32) -> Outcome<MrId> {
         self.regions.get(&lkey).copied().ok_or(INVALID)

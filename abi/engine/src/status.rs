@@ -95,7 +95,7 @@ impl From<EngineError> for Failure {
             }
             EngineError::Address(source) => {
                 tracing::debug!(%error, "an address is refused");
-                Self(of_system(source))
+                Self(of_address(source))
             }
         }
     }
@@ -174,5 +174,33 @@ fn of_system(error: &io::Error) -> EngineStatus {
         Some(libc::ETIMEDOUT) => S::TimedOut,
         Some(libc::ECONNREFUSED) => S::Refused,
         _ => S::Internal,
+    }
+}
+
+/// The same for an address that is asked for, where programs tell the reasons apart as of bind(2).
+fn of_address(error: &io::Error) -> EngineStatus {
+    use EngineStatus as S;
+    match error.raw_os_error() {
+        Some(libc::EACCES) => S::Denied,
+        // An interface that the address names.
+        Some(libc::ENODEV) => S::NoDevice,
+        Some(libc::EAFNOSUPPORT) => S::NoSuchFamily,
+        _ => of_system(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_an_address_cannot_be_had_is_told_as_by_sockets() {
+        let told =
+            |errno| Failure::from(EngineError::Address(io::Error::from_raw_os_error(errno))).0;
+        assert_eq!(told(libc::EACCES), EngineStatus::Denied);
+        assert_eq!(told(libc::ENODEV), EngineStatus::NoDevice);
+        assert_eq!(told(libc::EAFNOSUPPORT), EngineStatus::NoSuchFamily);
+        assert_eq!(told(libc::EADDRINUSE), EngineStatus::AddressInUse);
+        assert_eq!(told(libc::EINVAL), EngineStatus::Invalid);
     }
 }

@@ -34,22 +34,25 @@ struct Known {
     memory: Weak<DmMemory>,
 }
 
-/// A block of device memory.
+/// Device memory, as those share it who have imported it.
 pub(crate) struct DmMemory {
-    base: *mut u8,
-    len: usize,
-    layout: Layout,
+    /// None once the device is closed.
+    block: Arc<Mutex<Option<Block>>>,
     handle: u32,
     /// Regions over it.
     pub(crate) regions: AtomicU32,
 }
 
-// SAFETY: plain memory, reached by raw pointers only; the counters are atomic.
-unsafe impl Send for DmMemory {}
-// SAFETY: as above.
-unsafe impl Sync for DmMemory {}
+/// A block of device memory.
+struct Block {
+    base: *mut u8,
+    layout: Layout,
+}
 
-impl DmMemory {
+// SAFETY: plain memory, reached by raw pointers only.
+unsafe impl Send for Block {}
+
+impl Block {
     fn allocate(attr: &ibv_alloc_dm_attr) -> Result<Self, Errno> {
         if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > MAX_LOG_ALIGN {
             return Err(Errno::EINVAL);
@@ -65,17 +68,35 @@ impl DmMemory {
             USED.fetch_sub(len, Ordering::AcqRel);
             return Err(Errno::ENOMEM);
         }
+        Ok(Self { base, layout })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; its device is closed, or whoever reached it is gone.
+        unsafe { dealloc(self.base, self.layout) };
+        USED.fetch_sub(self.layout.size(), Ordering::AcqRel);
+    }
+}
+
+impl DmMemory {
+    fn allocate(attr: &ibv_alloc_dm_attr) -> Result<Self, Errno> {
+        let block = Arc::new(Mutex::new(Some(Block::allocate(attr)?)));
         let handle = NEXT_HANDLE.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { base, len, layout, handle, regions: AtomicU32::new(0) })
+        Ok(Self { block, handle, regions: AtomicU32::new(0) })
     }
 
     /// The address of `len` bytes at `offset`, if they lie inside.
     pub(crate) fn at(&self, offset: u64, len: usize) -> Result<*mut u8, Errno> {
         let start = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        if start > self.len || len > self.len - start {
+        let block = self.block.lock().unwrap_or_else(PoisonError::into_inner);
+        let block = block.as_ref().ok_or(Errno::EINVAL)?;
+        let room = block.layout.size().checked_sub(start).ok_or(Errno::EINVAL)?;
+        if len > room {
             return Err(Errno::EINVAL);
         }
-        Ok(self.base.wrapping_add(start))
+        Ok(block.base.wrapping_add(start))
     }
 
     /// As [`DmMemory::at`], for a copy: in whole words.
@@ -84,14 +105,6 @@ impl DmMemory {
             return Err(Errno::EINVAL);
         }
         self.at(offset, len)
-    }
-}
-
-impl Drop for DmMemory {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout; whoever reached it held a share, and none is left.
-        unsafe { dealloc(self.base, self.layout) };
-        USED.fetch_sub(self.len, Ordering::AcqRel);
     }
 }
 
@@ -129,6 +142,7 @@ entry! {
         // SAFETY: it takes a number.
         check(unsafe { (context.api.note_call)(EngineCall::AllocDm as u32) })?;
         let memory = Arc::new(DmMemory::allocate(attr)?);
+        context.opened.gives_back(&memory.block);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|known| known.memory.strong_count() > 0);
         let (handle, weak) = (memory.handle, Arc::downgrade(&memory));
@@ -215,7 +229,7 @@ mod tests {
         let too_large = DmMemory::allocate(&attr(MAX_DM_SIZE + 1, 0, 0)).err();
         assert_eq!(too_large, Some(Errno::ENOMEM));
         let block = DmMemory::allocate(&attr(100, 12, 0)).unwrap();
-        assert_eq!(block.base as usize % 4096, 0);
+        assert_eq!(block.at(0, 100).unwrap() as usize % 4096, 0);
         assert!(block.words(96, 4).is_ok() && block.words(100, 0).is_ok());
         for (offset, length) in [(3, 4), (4, 3), (100, 4), (0, 104), (u64::MAX - 3, 4)] {
             assert_eq!(block.words(offset, length).err(), Some(Errno::EINVAL), "{offset} {length}");

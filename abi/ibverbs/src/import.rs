@@ -35,6 +35,20 @@ pub(crate) struct Opened {
     users: AtomicUsize,
     /// What the device can do, which does not change: children of fork may ask too.
     pub(crate) attributes: ibv_device_attr_ex,
+    /// Memory that is this library's, to be given back when it is closed.
+    left: Mutex<Vec<Weak<dyn Left>>>,
+}
+
+/// Memory that a program may leave in a device that it closes. The engine's objects end there, too.
+pub(crate) trait Left: Send + Sync {
+    /// Gives it back, though the program has not freed it.
+    fn give_back(&self);
+}
+
+impl<T: Send> Left for Mutex<Option<T>> {
+    fn give_back(&self) {
+        drop(self.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 // SAFETY: the device is never freed, and its fields do not change after it was made.
@@ -68,6 +82,7 @@ impl Opened {
             file: file_of(command_fd),
             users: AtomicUsize::new(1),
             attributes,
+            left: Mutex::default(),
         });
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|other| other.strong_count() > 0);
@@ -89,7 +104,20 @@ impl Opened {
         if closed.is_err() {
             self.users.fetch_add(1, Ordering::AcqRel);
         }
-        closed
+        closed?;
+        let left = std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
+        left.iter().filter_map(Weak::upgrade).for_each(|left| left.give_back());
+        Ok(())
+    }
+
+    /// Has memory given back at the latest when the device is closed.
+    pub(crate) fn gives_back<T: Left + 'static>(&self, memory: &Arc<T>) {
+        let memory: Weak<T> = Arc::downgrade(memory);
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if left.len() == left.capacity() {
+            left.retain(|known| known.strong_count() > 0);
+        }
+        left.push(memory);
     }
 
     /// Begins another context's use of it, unless it is being closed.
@@ -198,7 +226,7 @@ entry! {
         // SAFETY: `region` is valid for the call.
         check(unsafe { (pd.api.find_mr)(context.handle, handle, &mut region) })?;
         let length = usize::try_from(region.length).unwrap_or(usize::MAX);
-        Ok(adopt(pd, &region.found, ptr::null_mut(), length, Backing::Program))
+        Ok(adopt(pd, &region.found, ptr::null_mut(), length, Backing::Another))
     }
 
     /// `ibv_unimport_mr(3)`: the region stays.

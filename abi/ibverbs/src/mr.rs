@@ -9,6 +9,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{CReturn, Errno, Handle, IntErrno, Null, Tagged};
 
 use crate::buf::Buf;
+use crate::context::context;
 use crate::dm::{Dm, DmMemory};
 use crate::engine::check;
 use crate::mapping::{Mapping, PAGE_OFFSET};
@@ -29,22 +30,33 @@ pub(crate) struct MrState {
     /// Its place in its domain; changed by `ibv_rereg_mr`.
     member: Mutex<Member>,
     /// Kept for the life of the region, and then given back.
-    _backing: Backing,
+    backing: Backing,
 }
 
 /// What stands behind a region.
 pub(crate) enum Backing {
-    /// Memory of the program, or nothing at all.
+    /// Memory of the program.
     Program,
+    /// Nothing at all: a null region.
+    Nothing,
+    /// The region that this one was imported from.
+    Another,
     Device {
         _share: DmShare,
     },
     File {
-        _mapping: Mapping,
+        _mapping: Arc<Mutex<Option<Mapping>>>,
     },
     Buffer {
         _memory: Arc<Mapping>,
     },
+}
+
+impl Backing {
+    /// Whether the region may become another (`ibv_rereg_mr(3)`), as in libibverbs.
+    fn may_change(&self) -> bool {
+        !matches!(self, Self::Nothing | Self::Another | Self::File { .. })
+    }
 }
 
 /// Device memory that a region keeps from being freed.
@@ -143,7 +155,7 @@ pub(crate) fn adopt(
     public.lkey = made.lkey;
     public.rkey = made.rkey;
     let member = Mutex::new(pd.enter());
-    let state = MrState { api: pd.api, handle: made.mr, member, _backing: backing };
+    let state = MrState { api: pd.api, handle: made.mr, member, backing };
     Mr::create(public, state)
 }
 
@@ -163,7 +175,12 @@ fn register_file(
     let init = EngineMrInit { addr: mapping.addr(), length: length as u64, iova, access };
     // As libibverbs has it: a file has no address.
     let addr = std::ptr::without_provenance_mut(offset as usize);
-    create(pd, &Wanted { addr, length, init }, Backing::File { _mapping: mapping })
+    let mapping = Arc::new(Mutex::new(Some(mapping)));
+    let backing = Backing::File { _mapping: Arc::clone(&mapping) };
+    let region = create(pd, &Wanted { addr, length, init }, backing)?;
+    // SAFETY: the context of a domain lives as long as the domain.
+    unsafe { context((*pd.public()).context) }?.opened.gives_back(&mapping);
+    Ok(region)
 }
 
 fn init(addr: *mut c_void, length: usize, iova: u64, access: u32) -> EngineMrInit {
@@ -267,7 +284,7 @@ entry! {
         let mut made = EngineMr { mr: MrHandle::NONE, lkey: 0, rkey: 0 };
         // SAFETY: `made` is valid for the call.
         check(unsafe { (pd.api.alloc_null_mr)(pd.handle, &mut made) })?;
-        Ok(adopt(pd, &made, std::ptr::null_mut(), usize::MAX, Backing::Program))
+        Ok(adopt(pd, &made, std::ptr::null_mut(), usize::MAX, Backing::Nothing))
     }
 
     /// `ibv_reg_dm_mr(3)`: zero based, as the manual page demands.
@@ -379,7 +396,7 @@ unsafe fn rereg(
     // SAFETY: passed on from the caller.
     let mr = unsafe { Mr::get(raw) }?;
     let changes = |flag: u32| flags & flag != 0;
-    if flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
+    if !mr.backing.may_change() || flags == 0 || flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0 {
         return Err(Errno::EINVAL);
     }
     if access != 0 && !changes(IBV_REREG_MR_CHANGE_ACCESS) {

@@ -48,7 +48,7 @@ const EVENTS: &[&std::ffi::CStr] = &[
     c"client reregistration",
     c"GID table change",
     c"WQ fatal",
-    c"device speed change",
+    c"Device link speed change",
     c"unknown",
 ];
 
@@ -81,22 +81,22 @@ const STATUSES: &[&std::ffi::CStr] = &[
 ];
 
 const OPCODES: &[&std::ffi::CStr] = &[
-    c"IBV_WR_RDMA_WRITE",
-    c"IBV_WR_RDMA_WRITE_WITH_IMM",
-    c"IBV_WR_SEND",
-    c"IBV_WR_SEND_WITH_IMM",
-    c"IBV_WR_RDMA_READ",
-    c"IBV_WR_ATOMIC_CMP_AND_SWP",
-    c"IBV_WR_ATOMIC_FETCH_AND_ADD",
-    c"IBV_WR_LOCAL_INV",
-    c"IBV_WR_BIND_MW",
-    c"IBV_WR_SEND_WITH_INV",
-    c"IBV_WR_TSO",
-    c"IBV_WR_DRIVER1",
+    c"rdma-write",
+    c"rdma-write-with-imm",
+    c"send",
+    c"send-with-imm",
+    c"rdma-read",
+    c"atomic-cmp-and-swp",
+    c"atomic-fetch-and-add",
+    c"local-inv",
+    c"bind-mw",
+    c"send-with-inv",
+    c"tso",
+    c"driver1",
     c"unknown",
     c"unknown",
-    c"IBV_WR_FLUSH",
-    c"IBV_WR_ATOMIC_WRITE",
+    c"flush",
+    c"atomic-write",
     c"unknown",
 ];
 
@@ -183,7 +183,9 @@ mod tests {
             assert_eq!(text(ibv_event_type_str(18)), "GID table change");
             assert_eq!(text(ibv_wc_status_str(12)), "transport retry counter exceeded");
             assert_eq!(text(ibv_wc_status_str(99)), "unknown");
-            assert_eq!(text(ibv_wr_opcode_str(15)), "IBV_WR_ATOMIC_WRITE");
+            assert_eq!(text(ibv_event_type_str(20)), "Device link speed change");
+            assert_eq!(text(ibv_wr_opcode_str(15)), "atomic-write");
+            assert_eq!(text(ibv_wr_opcode_str(9)), "send-with-inv");
         }
     }
 

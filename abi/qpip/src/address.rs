@@ -43,7 +43,7 @@ pub(crate) unsafe fn read(raw: *const sockaddr, length: socklen_t) -> Outcome<So
             Err(fail(Errno::EINVAL, "the address is shorter than its family says"))
         }
         _ => Err(fail(
-            Errno(libc::EAFNOSUPPORT),
+            Errno::EAFNOSUPPORT,
             format_args!("addresses of family {family} are not carried; use IPv4 or IPv6"),
         )),
     }

@@ -36,7 +36,7 @@ pub(crate) unsafe fn length(addr: *const sockaddr) -> Result<usize, Errno> {
     match c_int::from(family) {
         libc::AF_INET => Ok(size_of::<libc::sockaddr_in>()),
         libc::AF_INET6 => Ok(size_of::<libc::sockaddr_in6>()),
-        _ => Err(Errno(libc::EAFNOSUPPORT)),
+        _ => Err(Errno::EAFNOSUPPORT),
     }
 }
 
@@ -163,12 +163,21 @@ pub(crate) unsafe fn resolve(
     // SAFETY: passed on from the caller.
     unsafe {
         let state = id(raw)?;
-        length(dst)?;
+        let length_of_dst = length(dst)?;
         if !src.is_null() {
             length(src)?;
         }
         let timeout = timeout_ms.max(0) as u32;
-        check((state.api.cm.resolve_addr)(state.handle, src, dst, timeout))?;
+        // The program sees whom it is to reach from now on, also if that fails later. It is written before
+        // the call: after it, another thread may take the answer.
+        let mut wanted: libc::sockaddr_storage = std::mem::zeroed();
+        (&raw mut wanted).cast::<u8>().copy_from_nonoverlapping(dst.cast(), length_of_dst);
+        let before = std::mem::replace(&mut (*raw).route.addr.dst_storage, wanted);
+        let begun = check((state.api.cm.resolve_addr)(state.handle, src, dst, timeout));
+        if begun.is_err() {
+            (*raw).route.addr.dst_storage = before;
+        }
+        begun?;
         complete(raw)
     }
 }
@@ -296,7 +305,7 @@ mod tests {
                 |family| length((&raw const *Box::leak(Box::new(of_family(family, 0)))).cast());
             assert_eq!(of(libc::AF_INET), Ok(16));
             assert_eq!(of(libc::AF_INET6), Ok(28));
-            assert_eq!(of(AF_IB), Err(Errno(libc::EAFNOSUPPORT)));
+            assert_eq!(of(AF_IB), Err(Errno::EAFNOSUPPORT));
             assert_eq!(length(std::ptr::null()), Err(Errno::EINVAL));
         }
     }

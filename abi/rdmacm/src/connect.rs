@@ -8,7 +8,7 @@ use quipu_facade::check;
 
 use crate::device::Device;
 use crate::ece;
-use crate::id::{Book, complete, id};
+use crate::id::{Book, complete, drop_event, id};
 use crate::state::{Limits, to_error, to_rts};
 
 /// How often a send is tried again, where the program does not say: as often as there is.
@@ -17,13 +17,16 @@ const RETRIES: u8 = 7;
 /// The private data that an answer to a request has room for, in bytes (the REP message of the IBA).
 const REPLY_DATA: usize = 196;
 
-/// Checks the limits that the program asks for against those of the device. Only `RDMA_PS_TCP` has any
-/// (`rdma_connect(3)`).
-fn valid(ps: u32, book: &Book, param: Option<&rdma_conn_param>) -> Result<(), Errno> {
-    let (Some(param), Some(device)) = (param, book.device) else { return Ok(()) };
-    if ps != RDMA_PS_TCP {
+/// Checks what the program asks for: that there is a queue pair to tell the peer of, and the limits against
+/// those of the device. Only `RDMA_PS_TCP` has any (`rdma_connect(3)`); others look up services without one.
+fn valid(public: &rdma_cm_id, book: &Book, param: Option<&rdma_conn_param>) -> Result<(), Errno> {
+    if public.ps != RDMA_PS_TCP {
         return Ok(());
     }
+    if param.is_none() && public.qp.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let (Some(param), Some(device)) = (param, book.device) else { return Ok(()) };
     let beyond = |wanted: u8, most: u8| wanted != RDMA_MAX_RESP_RES && wanted > most;
     if beyond(param.responder_resources, device.max_responder_resources)
         || beyond(param.initiator_depth, device.max_initiator_depth)
@@ -132,13 +135,10 @@ entry! {
         // SAFETY: the program passes an identifier, and null or valid parameters.
         unsafe {
             let (state, param) = (id(raw)?, param.as_ref());
-            if param.is_none() && (*raw).qp.is_null() {
-                return Err(Errno::EINVAL);
-            }
             let (told, data);
             {
                 let mut book = state.book();
-                valid((*raw).ps, &book, param)?;
+                valid(&*raw, &book, param)?;
                 settle_limits(&mut book, param, false);
                 data = private_data(&book, param);
                 told = parameters(raw, &book, param, &data);
@@ -158,7 +158,7 @@ entry! {
             let datagrams = (*raw).qp_type == IBV_QPT_UD;
             let (of_engine, limits) = {
                 let mut book = state.book();
-                valid((*raw).ps, &book, param)?;
+                valid(&*raw, &book, param)?;
                 settle_limits(&mut book, param, true);
                 let of_engine = book.device.is_some_and(|device| device.is_moved);
                 let (responder_resources, initiator_depth) =
@@ -178,7 +178,14 @@ entry! {
                 let _ = to_error(raw);
             }
             accepted?;
-            if datagrams { Ok(0) } else { complete(raw) }
+            if !datagrams {
+                return complete(raw);
+            }
+            // No event comes, and its listener may wait for the request's to be acknowledged.
+            if state.book().synchronous {
+                drop_event(raw);
+            }
+            Ok(0)
         }
     }
 

@@ -122,6 +122,10 @@ pub(crate) unsafe fn create(
         if public.verbs.is_null() || !public.qp.is_null() {
             return Err(Errno::EINVAL);
         }
+        // What the identifier exchanges, and its events, are those of its own service.
+        if (attr.qp_type == IBV_QPT_UD) != (public.qp_type == IBV_QPT_UD) {
+            return Err(Errno::EINVAL);
+        }
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
             attr.pd = public.pd;

@@ -82,6 +82,11 @@ fn synchronous_identifiers_wait_for_their_events() {
 }
 
 #[test]
+fn queues_are_shared_and_named() {
+    run("queues");
+}
+
+#[test]
 fn names_are_resolved_by_events_and_programs_write_their_own() {
     run("names");
 }

@@ -25,6 +25,8 @@ impl Errno {
     pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);
     pub const ECONNREFUSED: Self = Self(libc::ECONNREFUSED);
     pub const EHOSTUNREACH: Self = Self(libc::EHOSTUNREACH);
+    pub const EACCES: Self = Self(libc::EACCES);
+    pub const EAFNOSUPPORT: Self = Self(libc::EAFNOSUPPORT);
     pub const EADDRINUSE: Self = Self(libc::EADDRINUSE);
     pub const EISCONN: Self = Self(libc::EISCONN);
     pub const ENOTCONN: Self = Self(libc::ENOTCONN);

@@ -52,7 +52,7 @@ pub struct Config {
     pub seed: [u8; 32],
     /// Protection domains.
     pub max_pd: u32,
-    /// Memory regions and windows together.
+    /// Memory regions, and as many windows.
     pub max_mr: u32,
     /// Completion queues.
     pub max_cq: u32,
@@ -406,7 +406,8 @@ impl<P: Probe> Adapter<P> {
     /// An adapter that tells `probe` what it does.
     #[must_use]
     pub fn with_probe(config: Config, probe: P) -> Self {
-        let regions = Regions::new(RegionsConfig { max_entries: config.max_mr, seed: config.seed });
+        let max_entries = config.max_mr.saturating_mul(2);
+        let regions = Regions::new(RegionsConfig { max_entries, seed: config.seed });
         let slots = |count: u32| count as usize;
         Self {
             qps: Slab::new(slots(config.max_qp)),

@@ -223,7 +223,10 @@ impl<P: Probe> Adapter<P> {
     pub fn alloc_mw(&mut self, pd: PdId, window: WindowType) -> Result<(MwId, Key), Fault> {
         self.hub.pd(pd)?;
         let key = self.hub.regions.allocate_window(pd_number(pd), window)?;
-        let id = self.hub.mws.insert(Mw { pd, key }).ok_or(Fault::Exhausted("memory windows"))?;
+        let Some(id) = self.hub.mws.insert(Mw { pd, key }) else {
+            let _ = self.hub.regions.deallocate_window(key);
+            return Err(Fault::Exhausted("memory windows"));
+        };
         self.hub.pd(pd)?.users += 1;
         Ok((id, key))
     }

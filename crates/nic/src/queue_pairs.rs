@@ -310,10 +310,10 @@ fn check_values(
 ) -> Result<(), Fault> {
     type M = QpAttrMask;
     let wrong = |set: M, bad: bool| mask.contains(set) && bad;
-    if wrong(M::PORT, attr.port_num != 1) {
+    if wrong(M::PORT, attr.port_num != 1) || wrong(M::ALT_PATH, attr.alt_port_num != 1) {
         return Err(Fault::Invalid("the adapter has one port, number 1"));
     }
-    if wrong(M::PKEY_INDEX, attr.pkey_index != 0) {
+    if wrong(M::PKEY_INDEX, attr.pkey_index != 0) || wrong(M::ALT_PATH, attr.alt_pkey_index != 0) {
         return Err(Fault::Invalid("the P_Key table has one entry, index 0"));
     }
     if wrong(M::PATH_MTU, !(1..=5).contains(&attr.path_mtu)) {
@@ -331,6 +331,7 @@ fn check_values(
         return Err(Fault::Invalid("more reads and atomics in flight than max_qp_rd_atom"));
     }
     if wrong(M::TIMEOUT, attr.timeout > 31)
+        || wrong(M::ALT_PATH, attr.alt_timeout > 31)
         || wrong(M::MIN_RNR_TIMER, attr.min_rnr_timer > 31)
         || wrong(M::RETRY_CNT, attr.retry_cnt > 7)
         || wrong(M::RNR_RETRY, attr.rnr_retry > 7)

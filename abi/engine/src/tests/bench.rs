@@ -49,6 +49,8 @@ pub(super) fn status(code: i32) -> EngineStatus {
         S::Connected,
         S::NotConnected,
         S::WaitOn,
+        S::Denied,
+        S::NoSuchFamily,
     ];
     all.into_iter().find(|status| status.code() == code).expect("a status of the table")
 }

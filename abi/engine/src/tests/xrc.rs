@@ -4,11 +4,12 @@ use std::fs::{File, Metadata};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{O_CREAT, O_EXCL, c_int};
 use quipu_abi_types::*;
 
-use super::bench::{Bench, Said, done, made, receive, send};
+use super::bench::{Bench, Said, blank, done, made, receive, send};
 
 fn open(bench: &Bench, fd: c_int, oflag: c_int) -> Said<XrcdHandle> {
     open_in(bench.api, bench.context, fd, oflag)
@@ -231,6 +232,63 @@ fn a_responder_lives_until_the_last_that_has_it_open() {
     assert_eq!(other.query(opened[0]).unwrap().qp_state, IBV_QPS_RTR);
     assert_eq!(other.destroy_qp(opened[0]), Ok(one));
     assert_eq!(opening(there, to.qp_num, 0), Err(EngineStatus::Invalid), "it is gone");
+}
+
+/// Whoever takes an event of an opening that another thread is just making still learns whose it is: one
+/// that got lost would be waited for when the opening is destroyed.
+#[test]
+fn no_event_of_an_opening_is_lost_while_it_is_made() {
+    const OPENINGS: u64 = 20_000;
+    let bench = Bench::new();
+    let xrcd = open(&bench, -1, O_CREAT).unwrap();
+    let (from, to) = two_ends(&bench, xrcd);
+    for (own, peer, lacks) in [(from, to, REQUESTER), (to, from, RESPONDER)] {
+        to_rtr(&bench, own.qp, peer.qp_num, lacks);
+        bench.to_rts_without(own.qp, lacks).unwrap();
+    }
+    // SAFETY: fcntl(2) with integers only.
+    unsafe { libc::fcntl(bench.async_fd, libc::F_SETFL, libc::O_NONBLOCK) };
+    let (api, context, number) = (bench.api, bench.context, to.qp_num);
+    let ends = AtomicBool::new(false);
+    let modify = |state, mask| {
+        let attr = ibv_qp_attr { qp_state: state, en_sqd_async_notify: 1, ..blank() };
+        done(unsafe { (api.modify_qp)(to.qp, &attr, IBV_QP_STATE | mask) }).unwrap();
+    };
+    let drains = || {
+        while !ends.load(Ordering::Relaxed) {
+            modify(IBV_QPS_SQD, IBV_QP_EN_SQD_ASYNC_NOTIFY);
+            modify(IBV_QPS_RTS, 0);
+        }
+    };
+    let listens = || {
+        let mut told = vec![0; OPENINGS as usize + 1];
+        loop {
+            let ended = ends.load(Ordering::Relaxed);
+            let event = |out| unsafe { (api.get_async_event)(context, out) };
+            match made::<EngineAsyncEvent>(event) {
+                Ok(event) => told[event.cookie as usize] += 1,
+                Err(EngineStatus::WouldBlock) if ended => return told,
+                Err(EngineStatus::WouldBlock) => std::thread::yield_now(),
+                Err(status) => panic!("{status:?}"),
+            }
+        }
+    };
+    let opens = |cookie| {
+        let opened: QpHandle =
+            made(|out| unsafe { (api.open_qp)(context, xrcd, number, cookie, out) }).unwrap();
+        made(|out: *mut EngineEventsReported| unsafe { (api.destroy_qp)(opened, out) })
+            .unwrap()
+            .r#async
+    };
+    let (told, taken) = std::thread::scope(|scope| {
+        scope.spawn(drains);
+        let listener = scope.spawn(listens);
+        let taken: Vec<u32> = (1..=OPENINGS).map(opens).collect();
+        ends.store(true, Ordering::Relaxed);
+        (listener.join().unwrap(), taken)
+    });
+    let lost = taken.iter().zip(&told[1..]).filter(|(taken, told)| taken != told);
+    assert_eq!(lost.count(), 0);
 }
 
 /// What a context has open goes with it.

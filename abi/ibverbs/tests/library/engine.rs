@@ -16,6 +16,36 @@ fn states_errors_and_events_follow_the_rules() {
 }
 
 #[test]
+fn regions_change_and_end_as_in_the_original() {
+    let Some(program) = compiled("objects") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
+fn devices_answer_and_are_found_by_numbers() {
+    let Some(program) = compiled("queries") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
+fn datagrams_name_who_sent_them() {
+    let Some(program) = compiled("datagrams") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
+fn messages_name_a_shared_queue() {
+    let Some(program) = compiled("xrc") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
+fn raw_packets_are_steered_counted_and_spread() {
+    let Some(program) = compiled("raw") else { return };
+    printed(over_engine().run(program, &[]));
+}
+
+#[test]
 fn forks_descriptors_and_threads_are_no_surprise() {
     let Some(program) = compiled("rc_process") else { return };
     printed(over_engine().run(program, &[]));

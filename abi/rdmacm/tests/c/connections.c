@@ -149,6 +149,8 @@ static void established(int port)
 	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
 	CHECK(rdma_connect(active, &param) == 0);
 	passive = request("mine");
+	/* Without either there is no queue pair that the peer could be told. */
+	FAILS(rdma_accept(passive, NULL), EINVAL);
 	CHECK(rdma_accept(passive, &param) == 0);
 	pass(here, RDMA_CM_EVENT_CONNECT_RESPONSE);
 	CHECK(rdma_establish(active) == 0);

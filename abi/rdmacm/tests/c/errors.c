@@ -21,6 +21,8 @@ static void identifiers(struct rdma_event_channel *channel)
 	struct sockaddr_storage ib = { .ss_family = 27 };
 	struct sockaddr_in6 wildcard = { .sin6_family = AF_INET6 };
 	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = in6addr_loopback };
+	struct sockaddr_in6 nowhere = { .sin6_family = AF_INET6, .sin6_scope_id = 999999,
+		.sin6_addr.s6_addr = { 0xfe, 0x80, [15] = 1 } };
 	struct rdma_cm_id *id, *other, *child;
 	struct ibv_qp_init_attr init = queues();
 	struct rdma_conn_param param = { 0 };
@@ -39,6 +41,9 @@ static void identifiers(struct rdma_event_channel *channel)
 	loopback(&in, 0);
 	in.sin_addr.s_addr = htonl(0xc0000201);
 	FAILS(rdma_bind_addr(id, (struct sockaddr *)&in), EADDRNOTAVAIL);
+	/* No such interface; or no IPv6. */
+	CHECK(rdma_bind_addr(id, (struct sockaddr *)&nowhere) == -1);
+	CHECK(errno == ENODEV || errno == EAFNOSUPPORT);
 	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
 	FAILS(rdma_create_qp(id, NULL, NULL), EINVAL);
 	FAILS(rdma_connect(id, NULL), EINVAL);
@@ -58,7 +63,10 @@ static void identifiers(struct rdma_event_channel *channel)
 	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
 	FAILS(rdma_resolve_addr(id, loopback(&in, 0), (struct sockaddr *)&six, 100), EINVAL);
 	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100) == 0);
-	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, htons(1)), 100), EINVAL);
+	/* Whom it is to reach can be seen before anything comes of it. */
+	CHECK(rdma_get_peer_addr(id)->sa_family == AF_INET && rdma_get_dst_port(id) == htons(1));
+	FAILS(rdma_resolve_addr(id, NULL, loopback(&in, htons(2)), 100), EINVAL);
+	CHECK(rdma_get_dst_port(id) == htons(1));
 	pass(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	CHECK(rdma_destroy_id(id) == 0);
 
@@ -103,6 +111,11 @@ static void queue_pairs(struct rdma_event_channel *channel)
 	init.cap.max_send_wr = 1 << 30;
 	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
 	CHECK(!id->qp && !id->send_cq && !id->recv_cq_channel);
+	/* Datagrams are of another port space. */
+	init = queues();
+	init.qp_type = IBV_QPT_UD;
+	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
+	CHECK(!id->qp && !id->send_cq && id->qp_type == IBV_QPT_RC);
 	init = queues();
 	CHECK(rdma_create_qp(id, NULL, &init) == 0);
 	CHECK(id->qp->qp_context == NULL && id->qp->pd == id->pd && id->qp->state == IBV_QPS_INIT);

@@ -79,6 +79,31 @@ static void of_another_device(void)
 	rdma_free_devices(devices);
 }
 
+/* A service of datagrams that is looked up: the answer ends the request, and the listener may go. */
+static void looked_up(void)
+{
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_UDP }, *res;
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_conn_param param = { .qp_num = 5 };
+	struct rdma_cm_id *listening, *id, *child;
+	struct rdma_cm_event *event;
+
+	CHECK(channel && rdma_getaddrinfo("127.0.0.1", "0", &hints, &res) == 0);
+	CHECK(rdma_create_ep(&listening, res, NULL, NULL) == 0 && rdma_listen(listening, 0) == 0);
+	rdma_freeaddrinfo(res);
+	id = resolved(channel, RDMA_PS_UDP, rdma_get_src_port(listening));
+	CHECK(rdma_connect(id, NULL) == 0);
+	CHECK(rdma_get_request(listening, &child) == 0);
+	CHECK(child->event->event == RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(rdma_accept(child, &param) == 0 && child->event == NULL);
+	rdma_destroy_ep(listening);
+	event = expect(channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->param.ud.qp_num == 5 && rdma_ack_cm_event(event) == 0);
+	rdma_destroy_ep(child);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
 int main(void)
 {
 	struct ibv_qp_init_attr init = queues();
@@ -126,5 +151,6 @@ int main(void)
 	rdma_destroy_ep(id);
 	rdma_freeaddrinfo(res);
 	of_another_device();
+	looked_up();
 	return 0;
 }

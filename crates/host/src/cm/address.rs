@@ -62,6 +62,10 @@ impl Manager {
     pub(crate) fn bind_addr(&mut self, key: IdKey, addr: SocketAddr) -> Result<(), EngineError> {
         self.cm.check_unbound(key)?;
         let (space, datagram) = self.cm.kind(key)?;
+        // Sockets could be bound to them; an adapter's interface has no such address.
+        if addr.ip().is_multicast() || addr.ip() == Ipv4Addr::BROADCAST {
+            return Err(EngineError::Address(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)));
+        }
         if space == PortSpace::Tcp && self.is_on_link(addr.ip()) {
             self.cm.bind(key, addr)?;
             return Ok(self.cm.use_qpip(key)?);

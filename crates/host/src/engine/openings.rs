@@ -73,7 +73,8 @@ impl Openings {
 impl Engine {
     /// Opens a responder of an XRC domain that somebody has created, for `context` too: a handle that can be
     /// modified, asked and destroyed as that of its creator, and which hears of the same events. The queue
-    /// pair is destroyed with the last of its handles.
+    /// pair is destroyed with the last of its handles. `known` is told the handle, under the engine's lock:
+    /// another thread may take an event of it before this call is back.
     ///
     /// # Errors
     ///
@@ -83,6 +84,7 @@ impl Engine {
         context: ContextId,
         domain: XrcdId,
         number: QpNum,
+        known: impl FnOnce(QpId),
     ) -> Result<QpId, EngineError> {
         let mut core = self.enter()?;
         let service = Some(QpType::XrcRecv(domain));
@@ -90,6 +92,7 @@ impl Engine {
         let qp = found.filter(|qp| core.adapter.service_of(*qp) == service);
         let opening = core.events.openings.open(qp.ok_or(Fault::NoSuchObject)?)?;
         core.events.add_object(Object::Qp(opening), context, None);
+        known(opening);
         Ok(opening)
     }
 }

@@ -16,6 +16,7 @@ mod glances;
 mod hostile;
 mod intruders;
 mod lids;
+mod limits;
 mod lingering;
 mod links;
 mod mapped;
