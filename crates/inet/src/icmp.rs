@@ -313,7 +313,7 @@ impl Icmp {
         // what is not one node.
         let group = header.destination.is_multicast() || !to_station;
         let about_error = match walk(header.next_header, &packet[at..], false) {
-            Ok(Walk::Upper { protocol: icmpv6::PROTOCOL, at: upper }) => {
+            Ok(Walk::Upper { protocol: icmpv6::PROTOCOL, at: upper, .. }) => {
                 packet.get(at + upper).is_none_or(|kind| *kind < 128 || *kind == 137)
             }
             _ => false,
@@ -476,7 +476,7 @@ fn report_v6(message: &icmpv6::Repr<'_>) -> Result<Report, WireError> {
 /// The upper layer of a quoted packet, and where it begins. Of a packet in parts only the first has it.
 fn upper(first: u8, packet: &[u8], at: usize, of_part: bool) -> Result<(u8, usize), WireError> {
     match walk(first, &packet[at..], of_part) {
-        Ok(Walk::Upper { protocol, at: more }) => Ok((protocol, at + more)),
+        Ok(Walk::Upper { protocol, at: more, .. }) => Ok((protocol, at + more)),
         Ok(Walk::Fragment { fragment, at: more }) if fragment.offset == 0 => {
             upper(fragment.next_header, packet, at + more, true)
         }

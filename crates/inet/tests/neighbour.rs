@@ -450,6 +450,40 @@ fn routers_and_prefixes() {
 }
 
 #[test]
+fn only_a_default_router_ends_the_search_for_one() {
+    let mut a = end(1, A);
+    let far: IpAddr = "2001:db8:77::1".parse().unwrap();
+    a.solicit_routers(0);
+    assert_eq!(frames(&mut a).len(), 1);
+    let from = header(ROUTER, "ff02::1".parse().unwrap());
+    a.handle_discovery(SECOND, &from, &router(0, 1500));
+    assert_eq!(pass(&mut a, 60 * SECOND), 2, "RFC 4861 6.3.7: three in all");
+    assert_eq!(a.next_hop(60 * SECOND, far), None);
+}
+
+#[test]
+fn what_is_not_believed_of_a_router_does_not_take_it_away_either() {
+    let mut a = end(1, A);
+    let far: IpAddr = "2001:db8:77::1".parse().unwrap();
+    a.handle_discovery(0, &header(ROUTER, "ff02::1".parse().unwrap()), &router(1800, 1500));
+    let says = |station: Station, overrides: bool| Repr::NeighbourAdvertisement {
+        target: ROUTER,
+        router: false,
+        solicited: false,
+        overrides,
+        station: Some(station),
+    };
+    // Heard of, and known.
+    for now in [SECOND, 2 * SECOND] {
+        a.handle_discovery(now, &header(ROUTER, v6(1)), &says(EVIL, false));
+        assert_eq!(a.next_hop(now, far), Some(ROUTER.into()), "RFC 4861 7.2.5");
+        a.confirm(now, ROUTER.into());
+    }
+    a.handle_discovery(3 * SECOND, &header(ROUTER, v6(1)), &says(B, false));
+    assert_eq!(a.next_hop(3 * SECOND, far), None);
+}
+
+#[test]
 fn a_router_that_answers_is_preferred_and_one_that_resigns_is_forgotten() {
     let mut a = end(1, A);
     let far: IpAddr = "2001:db8:77::1".parse().unwrap();

@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 
 use quipu::qpip::{Adapter, QpipConfig, TcpSettings};
 use quipu::{Access, Config, EngineError, Error, WcStatus};
-use quipu_host::counters::observe::{DROP_REASONS, Sample};
-use quipu_host::counters::samples;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A link of a program's own.
@@ -126,14 +124,6 @@ fn an_adapter_that_ends_says_what_frames_there_were() {
     nic.until("Ctrl-C");
     // Nobody listens there.
     assert_eq!(get(OWN, SocketAddr::new(address.unwrap(), 80)), None);
-    // Some time later, that is shown.
-    let (id, begun) = (nic.child.id(), Instant::now());
-    let which = DROP_REASONS.iter().position(|reason| reason.name == "tcp_unknown").unwrap();
-    let drops = |sample: Sample| sample.process == id && sample.drops[which] > 0;
-    while !samples().into_iter().any(drops) {
-        assert!(begun.elapsed() < PATIENCE, "nothing is shown");
-        std::thread::sleep(Duration::from_millis(10));
-    }
     let kill = format!("kill {}", nic.child.id());
     let killed = Command::new("sh").args(["-c", &kill]).status().unwrap();
     assert!(killed.success());

@@ -25,7 +25,12 @@ pub mod kind {
 /// The station address of all stations.
 pub const BROADCAST: [u8; 6] = [0xff; 6];
 
-const TAGS: [u16; 2] = [0x8100, 0x88a8];
+const CUSTOMER_TAG: u16 = 0x8100;
+const TAGS: [u16; 2] = [CUSTOMER_TAG, 0x88a8];
+/// Octets of a tag.
+const TAG: usize = 4;
+/// The number of a VLAN in a tag; the rest is a priority.
+const VLAN: u16 = 0x0fff;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const VXLAN_PORT: u16 = 4789;
@@ -57,7 +62,8 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Reads the header at the front of a frame, and says how long it is.
+    /// Reads the header at the front of a frame, and says how long it is. A tag that has a priority only is
+    /// passed over: its frame is in no VLAN (IEEE 802.1Q 6.9).
     ///
     /// # Errors
     /// Too short.
@@ -65,7 +71,11 @@ impl Repr {
     pub fn parse(frame: &[u8]) -> Result<(Self, usize), WireError> {
         need(frame, HEADER)?;
         let (destination, source) = (array(frame, 0), array(frame, 6));
-        Ok((Self { destination, source, kind: u16_at(frame, 12) }, HEADER))
+        let (mut kind, mut len) = (u16_at(frame, 12), HEADER);
+        if kind == CUSTOMER_TAG && frame.len() >= HEADER + TAG && u16_at(frame, len) & VLAN == 0 {
+            (kind, len) = (u16_at(frame, len + 2), len + TAG);
+        }
+        Ok((Self { destination, source, kind }, len))
     }
 
     /// Writes the header to the front of `out`, and says how long it is.
@@ -267,6 +277,16 @@ mod tests {
         assert_eq!(out, frame[..HEADER]);
         let short = WireError::Truncated { need: HEADER, have: 13 };
         assert_eq!(Repr::parse(&frame[..13]), Err(short));
+    }
+
+    #[test]
+    fn a_tag_without_a_vlan_is_passed_over() {
+        let tagged = |tag: [u8; 4]| [&ADDRESSES[..], &tag, &[0x08, 0x06]].concat();
+        let read = |frame: &[u8]| Repr::parse(frame).map(|(repr, len)| (repr.kind, len)).unwrap();
+        assert_eq!(read(&tagged([0x81, 0, 0xa0, 0])), (kind::ARP, HEADER + 4));
+        assert_eq!(read(&tagged([0x81, 0, 0xa0, 0])[..17]), (0x8100, HEADER), "cut short");
+        assert_eq!(read(&tagged([0x81, 0, 0xa0, 1])), (0x8100, HEADER));
+        assert_eq!(read(&tagged([0x88, 0xa8, 0, 0])), (0x88a8, HEADER));
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub enum Walk {
     Upper {
         /// Its protocol: none of [`next_header`], save [`next_header::NONE`].
         protocol: u8,
+        /// Where that number stands, in the place that [`Refusal::Problem`] counts from.
+        field: i32,
         /// Where it begins: octets behind the first extension header's first.
         at: usize,
     },
@@ -160,7 +162,7 @@ pub fn walk(first: u8, bytes: &[u8], behind_fragment: bool) -> Result<Walk, Refu
                 }
                 (fragment.next_header, FRAGMENT_LEN)
             }
-            protocol => return Ok(Walk::Upper { protocol, at }),
+            protocol => return Ok(Walk::Upper { protocol, field, at }),
         };
         (kind, field, at) = (next.0, at as i32, at + next.1);
     }
@@ -213,8 +215,10 @@ mod tests {
         [&[next, 0][..], &options].concat()
     }
 
+    /// Every last header here has eight octets, of which the first is the number of what follows.
     fn upper(protocol: u8, at: usize) -> Result<Walk, Refusal> {
-        Ok(Walk::Upper { protocol, at })
+        let field = if at == 0 { FIRST_FIELD } else { at as i32 - 8 };
+        Ok(Walk::Upper { protocol, field, at })
     }
 
     fn problem(code: u8, at: i32, even_to_group: bool) -> Result<Walk, Refusal> {

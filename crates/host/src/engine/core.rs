@@ -584,6 +584,16 @@ impl Core {
             publisher.publish(now, &self.adapter, &self.calls);
         }
     }
+
+    /// Lets others see all that was done so far.
+    pub(super) fn publish_now(&mut self) {
+        let now = self.now();
+        if let Some(publisher) = &mut self.publisher {
+            (self.calls.sends, self.calls.receives) = self.net.calls();
+            self.calls.lost = self.qpip.as_mut().map_or(0, |qpip| qpip.lost());
+            publisher.publish_now(now, &self.adapter, &self.calls);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -325,6 +325,17 @@ impl Engine {
         self.enter()?.still_there()
     }
 
+    /// Shows what was counted up to now to others of this user (`quipu top`), who otherwise see it some time
+    /// later.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn show_counters(&self) -> Result<(), EngineError> {
+        self.enter()?.publish_now();
+        Ok(())
+    }
+
     /// Takes the lock for a call about QPIP.
     fn enter_for_qpip(&self) -> Result<crate::lock::Guard<'_, Core>, EngineError> {
         let core = self.enter()?;

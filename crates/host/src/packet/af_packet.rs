@@ -11,9 +11,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use super::interface::{self, Name, control};
 use super::messages::{BATCH, Messages, Piece};
+use super::patience::Patience;
 use super::queue::Queue;
 use super::ring::{Next, Ring};
-use super::vnet::{self, SLOT};
+use super::vnet::{self, SLOT, TooLong};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
 use crate::sys::{adopt, check, read_option, set_option, set_option_bytes, socket_error};
@@ -41,9 +42,12 @@ pub(super) struct PacketSocket {
     waiting: Queue<usize>,
     /// The queue of the interface is full.
     congested: bool,
+    /// With the first frame that waits for it.
+    patience: Patience,
     ring: Ring,
     /// Frames that there was no room for.
     lost: u64,
+    too_long: TooLong,
     /// How many times in a row nothing has come.
     idle: u32,
     /// For frames that are too long for the ring, and for those that go out.
@@ -70,8 +74,10 @@ impl PacketSocket {
             features,
             waiting: Queue::new(SLOTS, SLOT),
             congested: false,
+            patience: Patience::default(),
             ring,
             lost: 0,
+            too_long: TooLong::default(),
             idle: 0,
             messages: Messages::bare(),
             inbox: vec![0; RECEIVED * SLOT].into_boxed_slice(),
@@ -112,8 +118,14 @@ impl PacketSocket {
         };
         let mut count = 0;
         for (index, slot) in self.inbox.chunks_exact_mut(SLOT).take(received).enumerate() {
-            let len = self.messages.received(index).map_or(0, |message| message.len);
-            count += hand_over(&mut slot[..len], each);
+            if let Some(message) = self.messages.received(index) {
+                let handed = hand_over(&mut slot[..message.len], each);
+                self.lost += u64::from(handed == 0);
+                count += handed.max(1);
+            } else {
+                self.too_long.lose();
+                count += 1;
+            }
         }
         self.ring.give_back(received);
         Ok(count)
@@ -130,16 +142,21 @@ impl PacketLink for PacketSocket {
     }
 
     fn receive(&mut self, limit: usize, each: &mut dyn FnMut(&Frame<'_>)) -> io::Result<usize> {
-        // One that is deleted goes down before, and the kernel says nothing more of it.
-        if self.down && interface::is_gone(self.index) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        if self.down {
+            // One that is deleted goes down before, and the kernel says nothing more of it.
+            if interface::is_gone(self.index) {
+                return Err(io::Error::from_raw_os_error(libc::ENODEV));
+            }
+            self.down = !interface::is_up(self.index);
         }
         let mut count = 0;
         while count < limit {
             match self.ring.next() {
                 None => break,
                 Some(Next::Here(bytes)) => {
-                    count += hand_over(bytes, each);
+                    let handed = hand_over(bytes, each);
+                    self.lost += u64::from(handed == 0);
+                    count += handed.max(1);
                     self.ring.give_back(1);
                 }
                 Some(Next::InSocket) => count += self.receive_long(limit - count, each)?,
@@ -152,8 +169,6 @@ impl PacketLink for PacketSocket {
         }
         if count > 0 {
             self.idle = 0;
-            // Frames may have come before it went down.
-            self.down = self.down && !interface::is_up(self.index);
             return Ok(count);
         }
         self.idle = self.idle.wrapping_add(1);
@@ -180,17 +195,21 @@ impl PacketLink for PacketSocket {
                 Some(Piece { bytes: &slot[..len], to: None, joins: false })
             });
             match self.messages.send(&self.fd, pieces) {
-                Ok(sent) => self.waiting.remove(sent),
+                Ok(sent) => {
+                    self.waiting.remove(sent);
+                    self.patience.begin_anew();
+                }
                 Err((error, _)) => match self.refusal(&error) {
                     Refusal::Interrupted => {}
                     Refusal::Full => break,
-                    Refusal::Congested => {
+                    Refusal::Congested if !self.patience.is_over() => {
                         self.congested = true;
                         break;
                     }
-                    Refusal::Frame => {
+                    Refusal::Congested | Refusal::Frame => {
                         tracing::debug!(%error, "the packet socket loses a frame");
                         self.waiting.remove(1);
+                        self.patience.begin_anew();
                     }
                     Refusal::Gone => return Err(error),
                 },
@@ -219,7 +238,7 @@ impl PacketLink for PacketSocket {
             let [.., a, b, c, d] = told;
             self.lost += u64::from(u32::from_ne_bytes([a, b, c, d]));
         }
-        self.lost
+        self.lost + self.too_long.lost
     }
 
     fn take_failure(&mut self) -> io::Result<bool> {
@@ -231,12 +250,11 @@ impl PacketLink for PacketSocket {
     }
 }
 
-/// Hands over a frame that has a header before it, or each datagram of a train; how many frames that makes.
+/// Hands over a frame that has a header before it, or each datagram of a train; how many frames that makes, 0
+/// if nothing could be made of it.
 fn hand_over(bytes: &mut [u8], each: &mut dyn FnMut(&Frame<'_>)) -> usize {
     let parts = bytes.split_first_chunk_mut();
-    let handed = parts
-        .map_or(0, |(header, frame)| split::hand_over(vnet::Header::read(header), frame, each));
-    handed.max(1)
+    parts.map_or(0, |(header, frame)| split::hand_over(vnet::Header::read(header), frame, each))
 }
 
 /// Whether packet sockets can be had here.
@@ -311,7 +329,8 @@ pub(super) fn join(fd: &OwnedFd, index: u32, kind: libc::c_int, address: &[u8]) 
     set_option_bytes(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
-/// Lets through what is for `station` or a group, and is in no VLAN, whose tag the kernel has taken off.
+/// Lets through what is for `station` or a group, and is in no VLAN, whose tag the kernel has taken off. One
+/// that has a priority only is of no VLAN (IEEE 802.1Q 6.9).
 fn attach_filter(fd: &OwnedFd, station: [u8; 6]) -> io::Result<()> {
     const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
@@ -319,13 +338,14 @@ fn attach_filter(fd: &OwnedFd, station: [u8; 6]) -> io::Result<()> {
     const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const IF_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
-    let vlan = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
+    // Without a tag it is 0 as well.
+    let vlan = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG) as u32;
     let [a, b, c, d, e, f] = station;
     let (high, low) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([0, 0, e, f]));
     let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
         step(LOAD_WORD, vlan, 0, 0),
-        step(IF_EQUAL, 0, 0, 7),
+        step(IF_BITS, 0x0fff, 7, 0),
         step(LOAD_BYTE, 0, 0, 0),
         step(IF_BITS, 1, 4, 0),
         step(LOAD_WORD, 0, 0, 0),

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use quipu_inet::stack::MIN_MTU;
+
 use super::LinkSpec;
 
 /// Why a link cannot be opened.
@@ -23,6 +25,20 @@ impl LinkError {
     pub(crate) fn new(link: &LinkSpec, what: &'static str, source: io::Error) -> Self {
         let remedy = remedy(link, &source);
         Self { link: link.to_string(), what, source, remedy }
+    }
+
+    /// Its interface takes shorter packets only than IPv6 needs.
+    pub(super) fn narrow(link: &LinkSpec, mtu: u32) -> Self {
+        let name = link.interface().unwrap_or_default();
+        Self {
+            link: link.to_string(),
+            what: "looking at the MTU",
+            source: io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{mtu} octets are less than the {MIN_MTU} of IPv6 (RFC 8200 5)"),
+            ),
+            remedy: format!("widen the interface (ip link set {name} mtu {MIN_MTU})"),
+        }
     }
 
     /// For use with `map_err`.

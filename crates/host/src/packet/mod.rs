@@ -11,8 +11,9 @@
 //! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side.
 //! They differ in what they do for the stack ([`Features`]), and are otherwise alike: frames that a link has
 //! taken stay in it until the kernel takes them. A frame on its way out is lost only where a cable would lose
-//! it: when its interface is down, and when the kernel refuses it for good, as malformed or too long. What
-//! comes faster than it is taken is lost as on a card ([`PacketLink::lost`]).
+//! it: when its interface is down, and when the kernel refuses it for good, as malformed or too long, or for
+//! longer than a queue is full. What comes faster than it is taken is lost as on a card
+//! ([`PacketLink::lost`]).
 
 mod af_packet;
 mod error;
@@ -22,6 +23,7 @@ mod messages;
 mod namespace;
 mod netlink;
 mod occupied;
+mod patience;
 mod place;
 mod queue;
 mod ring;
@@ -34,6 +36,8 @@ mod xdp;
 
 use std::io;
 use std::os::fd::BorrowedFd;
+
+use quipu_inet::stack::MIN_MTU;
 
 pub use error::LinkError;
 pub(crate) use occupied::{Occupant, occupied};
@@ -118,8 +122,8 @@ pub trait PacketLink: Send {
     /// flushed after a while. The descriptor may be writable all the time.
     fn is_congested(&self) -> bool;
 
-    /// Whether its interface was down when it was last asked, and may have been deleted since, of which no
-    /// descriptor tells: [`receive`](Self::receive) is to be called now and then.
+    /// Whether its interface was down when it was last asked, and may be up again or have been deleted since,
+    /// of which no descriptor tells: [`receive`](Self::receive) is to be called now and then.
     fn is_down(&self) -> bool {
         false
     }
@@ -147,6 +151,15 @@ pub trait PacketLink: Send {
 ///
 /// What failed, why, and what to do.
 pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
+    let link = open_any(spec)?;
+    // A stack would send what the interface does not take, without a word.
+    match link.features().mtu {
+        mtu if mtu < MIN_MTU => Err(LinkError::narrow(spec, mtu)),
+        _ => Ok(link),
+    }
+}
+
+fn open_any(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
     Ok(match spec {
         LinkSpec::Tap { name, station } => Box::new(tap::Tap::open(spec, name, *station)?),
         LinkSpec::Packet { interface, station } => {
@@ -201,7 +214,7 @@ impl Refusal {
         match error.raw_os_error() {
             Some(libc::EINTR) => Self::Interrupted,
             Some(libc::EAGAIN) => Self::Full,
-            // Packet sockets say ENOBUFS when a queue of the interface is full.
+            // Packet sockets say ENOBUFS when a queue of the interface is full, and of what a filter drops.
             Some(libc::ENOBUFS | libc::ENOMEM) => Self::Congested,
             Some(libc::EBADF | libc::EBADFD | libc::ENODEV | libc::ENXIO) => Self::Gone,
             _ => Self::Frame,

@@ -49,7 +49,10 @@ pub(crate) fn occupied(
         return Ok(Some((it, Occupant::Kernel)));
     }
     for _ in 0..if addresses.is_empty() { 0 } else { QUESTIONS } {
-        addresses.iter().for_each(|address| ask(link, own, *address));
+        for address in addresses {
+            make_room(link)?;
+            ask(link, own, *address);
+        }
         link.flush()?;
         let until = Instant::now() + PATIENCE;
         while let Some(left) = until.checked_duration_since(Instant::now()) {
@@ -75,6 +78,18 @@ pub(crate) fn occupied(
         }
     }
     Ok(None)
+}
+
+/// Hands what waits in a link that is full to the kernel. There may be more addresses than it has room for.
+fn make_room(link: &mut dyn PacketLink) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while link.slot().is_none() && Instant::now() < until {
+        link.flush()?;
+        if link.slot().is_none() {
+            std::thread::sleep(PAUSE);
+        }
+    }
+    Ok(())
 }
 
 /// Asks who has an address, without saying that one has it oneself.

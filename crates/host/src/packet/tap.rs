@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use super::interface::{Name, control, mtu};
 use super::queue::Queue;
-use super::vnet::{self, SLOT};
+use super::vnet::{self, SLOT, TooLong};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
 use crate::sys::{adopt, check, check_len, straight};
@@ -34,7 +34,12 @@ pub(super) struct Tap {
     waiting: Queue<usize>,
     /// The kernel has no memory for a frame.
     congested: bool,
+    /// The device was down when it was last given a frame, and none has come since.
+    down: bool,
     inbox: Box<[u8]>,
+    too_long: TooLong,
+    /// Trains of which nothing could be made.
+    torn: u64,
     /// The namespaces of the device, if they are ours to keep.
     _namespaces: Option<[OwnedFd; 2]>,
 }
@@ -70,9 +75,18 @@ impl Tap {
             interface: name.text(),
             enter: Vec::new(),
         };
-        let inbox = vec![0; SLOT].into_boxed_slice();
-        let waiting = Queue::new(SLOTS, SLOT);
-        Ok(Self { fd, features, waiting, congested: false, inbox, _namespaces: None })
+        Ok(Self {
+            fd,
+            features,
+            waiting: Queue::new(SLOTS, SLOT),
+            congested: false,
+            down: false,
+            // One more octet: a frame that fills it was cut off.
+            inbox: vec![0; SLOT + 1].into_boxed_slice(),
+            too_long: TooLong::default(),
+            torn: 0,
+            _namespaces: None,
+        })
     }
 
     /// The same over a device in namespaces that live as long as the link, or a program in them.
@@ -91,9 +105,9 @@ impl Tap {
     /// Reads a frame with its header; `None` if there is none.
     fn read(&mut self) -> io::Result<Option<usize>> {
         loop {
-            let into = self.inbox.as_mut_ptr();
-            // SAFETY: the kernel writes at most SLOT bytes, the length of the inbox.
-            match check_len(unsafe { straight!(SYS_read, self.fd, into, SLOT) }) {
+            let (into, most) = (self.inbox.as_mut_ptr(), self.inbox.len());
+            // SAFETY: the kernel writes at most `most` bytes, the length of the inbox.
+            match check_len(unsafe { straight!(SYS_read, self.fd, into, most) }) {
                 Ok(len) => return Ok(Some(len)),
                 Err(error) => match Refusal::of(&error) {
                     Refusal::Interrupted => {}
@@ -111,7 +125,9 @@ impl Tap {
             // SAFETY: the kernel reads `len` bytes of a slot; slices check that it has them.
             let written =
                 check_len(unsafe { straight!(SYS_write, self.fd, slot[..len].as_ptr(), len) });
+            self.down = false;
             if let Err(error) = written {
+                self.down = error.raw_os_error() == Some(libc::EIO);
                 match Refusal::of(&error) {
                     Refusal::Interrupted => continue,
                     Refusal::Full => break,
@@ -142,8 +158,16 @@ impl PacketLink for Tap {
         let mut count = 0;
         while count < limit {
             let Some(len) = self.read()? else { break };
+            self.down = false;
+            if len > SLOT {
+                self.too_long.lose();
+                count += 1;
+                continue;
+            }
             if let Some((header, frame)) = self.inbox[..len].split_first_chunk_mut() {
-                count += split::hand_over(vnet::Header::read(header), frame, each).max(1);
+                let handed = split::hand_over(vnet::Header::read(header), frame, each);
+                self.torn += u64::from(handed == 0);
+                count += handed.max(1);
             }
         }
         Ok(count)
@@ -172,6 +196,14 @@ impl PacketLink for Tap {
 
     fn is_congested(&self) -> bool {
         self.congested
+    }
+
+    fn is_down(&self) -> bool {
+        self.down
+    }
+
+    fn lost(&mut self) -> u64 {
+        self.too_long.lost + self.torn
     }
 }
 

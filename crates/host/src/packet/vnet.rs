@@ -29,8 +29,9 @@ pub(super) struct Header {
     pub(super) checked: bool,
     /// The frame is a train of UDP datagrams, with so much payload each but the last.
     pub(super) datagrams: Option<u16>,
-    /// Where the transport header begins, if the checksum is still to be filled in.
-    pub(super) start: usize,
+    /// Where the transport header begins; none: nobody says, as the checksum is not to be filled in (Virtio
+    /// 1.3, 5.1.6.4.1).
+    pub(super) start: Option<usize>,
 }
 
 impl Header {
@@ -41,8 +42,28 @@ impl Header {
         Self {
             checked: flags & (NEEDS_CSUM | DATA_VALID) != 0,
             datagrams: (kind == GSO_UDP).then(|| word(4)),
-            start: usize::from(word(6)),
+            start: (flags & NEEDS_CSUM != 0).then(|| word(6).into()),
         }
+    }
+}
+
+/// Trains of more than 64 KiB that have come, which nothing here takes.
+#[derive(Debug, Default)]
+pub(super) struct TooLong {
+    pub(super) lost: u64,
+}
+
+impl TooLong {
+    /// One more; the first is said, as connections go on by what is sent again alone.
+    #[cold]
+    pub(super) fn lose(&mut self) {
+        if self.lost == 0 {
+            tracing::warn!(
+                "the link brings segments in trains of more than 64 KiB (BIG TCP), which are lost: set \
+                 gso_max_size, gro_max_size and gso_ipv4_max_size, gro_ipv4_max_size of the interfaces to 65536"
+            );
+        }
+        self.lost += 1;
     }
 }
 
@@ -130,11 +151,13 @@ mod tests {
             bytes[6..8].copy_from_slice(&start.to_ne_bytes());
             Header::read(&bytes)
         };
-        assert_eq!(read(0, 0, 0, 0), Header { checked: false, datagrams: None, start: 0 });
+        assert_eq!(read(0, 0, 0, 0), Header { checked: false, datagrams: None, start: None });
         assert!(read(DATA_VALID, 0, 0, 0).checked);
-        let tcp = Header { checked: true, datagrams: None, start: 54 };
+        let tcp = Header { checked: true, datagrams: None, start: Some(54) };
         assert_eq!(read(NEEDS_CSUM, GSO_TCP6 | GSO_ECN, 1400, 54), tcp);
-        let udp = Header { checked: true, datagrams: Some(1400), start: 34 };
+        let udp = Header { checked: true, datagrams: Some(1400), start: Some(34) };
         assert_eq!(read(NEEDS_CSUM, GSO_UDP, 1400, 34), udp);
+        let joined = Header { start: None, ..udp };
+        assert_eq!(read(DATA_VALID, GSO_UDP, 1400, 0), joined);
     }
 }

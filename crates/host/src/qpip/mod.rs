@@ -60,6 +60,8 @@ pub(crate) struct Qpip {
     retry_at: Option<Time>,
     /// When a link is looked at whose interface is down.
     look_at: Option<Time>,
+    /// It was down when it was last looked at.
+    down: bool,
     /// The adapter has more for its own addresses than it takes at a time.
     has_more: bool,
     /// Looks in vain since the last frame.
@@ -93,6 +95,7 @@ impl Qpip {
             waits_for_room: false,
             retry_at: None,
             look_at: None,
+            down: false,
             has_more: false,
             misses: PATIENCE,
             failures: 0,
@@ -167,14 +170,14 @@ impl Qpip {
     /// Does what epoll says that can be done. True if that was something.
     pub(crate) fn ready(&mut self, adapter: &mut Adapter, now: Time, events: u32) -> bool {
         if events & WRITE as u32 != 0 {
-            self.flush(now);
+            self.flush(adapter, now);
         }
         let failed = events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
         let readable = events & READ as u32 != 0 || failed;
         let received = readable && self.receive(adapter, now);
         if failed && !received {
             match self.link.take_failure() {
-                Ok(true) => self.watch(now),
+                Ok(true) => self.watch(adapter, now),
                 Ok(false) => self.failed(),
                 Err(error) => self.gone(&error),
             }
@@ -191,7 +194,7 @@ impl Qpip {
             adapter.handle_frame(now, frame);
         };
         let received = self.link.receive(FRAMES_PER_TURN, each);
-        self.watch(now);
+        self.watch(adapter, now);
         match received {
             Ok(0) => {
                 self.misses = self.misses.saturating_add(1);
@@ -249,7 +252,7 @@ impl Qpip {
             self.link.send(Outgoing { len, checksum, segment });
             sent += 1;
         }
-        self.flush(now);
+        self.flush(adapter, now);
         // There may be room of which epoll has not told yet, and will not once the queue is empty.
         let has_room = full && !self.waits_for_room && self.retry_at.is_none() && !self.is_gone();
         sent > 0 || self.has_more || has_room
@@ -272,22 +275,25 @@ impl Qpip {
             self.look_at = None;
             self.receive(adapter, now);
         }
-        self.flush(now);
+        self.flush(adapter, now);
     }
 
-    /// Sees to it that a link whose interface is down is looked at soon.
+    /// Sees to it that a link whose interface is down is looked at soon, and the adapter told when it is up
+    /// again.
     #[inline]
-    fn watch(&mut self, now: Time) {
-        self.look_at = match self.look_at {
-            _ if !self.link.is_down() => None,
-            None => Some(Time(now.0.saturating_add(DOWN_NS))),
-            soon => soon,
-        };
+    fn watch(&mut self, adapter: &mut Adapter, now: Time) {
+        if self.link.is_down() {
+            self.look_at = self.look_at.or(Some(Time(now.0.saturating_add(DOWN_NS))));
+            self.down = true;
+        } else if self.down {
+            (self.look_at, self.down) = (None, false);
+            adapter.link_came_up();
+        }
     }
 
     /// Hands everything to the kernel; what it does not take now it takes when epoll says so, or a little
     /// later where that cannot.
-    fn flush(&mut self, now: Time) {
+    fn flush(&mut self, adapter: &mut Adapter, now: Time) {
         if self.is_gone() {
             return;
         }
@@ -297,7 +303,7 @@ impl Qpip {
         if self.is_gone() {
             return;
         }
-        self.watch(now);
+        self.watch(adapter, now);
         let congested = self.link.is_congested();
         self.retry_at = congested.then_some(Time(now.0.saturating_add(CONGESTION_NS)));
         let wants = self.link.wants_writable();
@@ -357,6 +363,24 @@ mod tests {
         slot: [u8; 1514],
         waits: bool,
         takes: Arc<AtomicBool>,
+        down: Arc<AtomicBool>,
+    }
+
+    impl Narrow {
+        fn new() -> Self {
+            let features = Features {
+                mtu: 1500,
+                hardware: None,
+                checksum: false,
+                segment: 0,
+                address: None,
+                interface: String::new(),
+                enter: Vec::new(),
+            };
+            let fd = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
+            let (takes, down) = Default::default();
+            Self { features, fd, slot: [0; 1514], waits: false, takes, down }
+        }
     }
 
     impl PacketLink for Narrow {
@@ -392,6 +416,10 @@ mod tests {
         fn is_congested(&self) -> bool {
             false
         }
+
+        fn is_down(&self) -> bool {
+            self.down.load(Relaxed)
+        }
     }
 
     /// An echo request of the peer, which has an answer.
@@ -412,18 +440,8 @@ mod tests {
         let config = quipu_nic::Config::default();
         let mut adapter = Adapter::with_probe(config, Tap::default());
         adapter.attach_inet(Config::new(OWN.into(), 64, Secret([1, 2]))).unwrap();
-        let takes = Arc::new(AtomicBool::new(false));
-        let features = Features {
-            mtu: 1500,
-            hardware: None,
-            checksum: false,
-            segment: 0,
-            address: None,
-            interface: String::new(),
-            enter: Vec::new(),
-        };
-        let fd = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
-        let link = Narrow { features, fd, slot: [0; 1514], waits: false, takes: takes.clone() };
+        let link = Narrow::new();
+        let takes = link.takes.clone();
         let epoll = Arc::new(Epoll::new().unwrap());
         let mut qpip = Qpip::new(Box::new(link), "narrow".into(), epoll).unwrap();
         let now = Time(0);
@@ -440,5 +458,36 @@ mod tests {
             turns += 1;
         }
         assert!(!adapter.has_frames(), "after {turns} turns");
+    }
+
+    #[test]
+    fn an_adapter_whose_link_comes_up_begins_anew() {
+        let mut adapter = Adapter::with_probe(quipu_nic::Config::default(), Tap::default());
+        let config = Config::new(OWN.into(), 64, Secret([1, 2]));
+        adapter.attach_inet(Config { hardware: Some([2, 0, 0, 0, 0, 1]), ..config }).unwrap();
+        let link = Narrow::new();
+        link.takes.store(true, Relaxed);
+        let down = link.down.clone();
+        let epoll = Arc::new(Epoll::new().unwrap());
+        let mut qpip = Qpip::new(Box::new(link), "narrow".into(), epoll).unwrap();
+        let mut sent = 0;
+        // All that it says at first.
+        let mut say = |adapter: &mut Adapter, qpip: &mut Qpip| {
+            let before = sent;
+            while let Some(now) = adapter.poll_timeout() {
+                adapter.handle_timeout(now);
+                while qpip.transmit(adapter, now) {}
+                sent = adapter.inet().unwrap().counters().sent;
+            }
+            sent - before
+        };
+        let first = say(&mut adapter, &mut qpip);
+        assert!(first > 0);
+        for is_down in [true, true, false] {
+            assert_eq!(adapter.poll_timeout(), None);
+            down.store(is_down, Relaxed);
+            qpip.handle_timeout(&mut adapter, Time(1 << 40));
+        }
+        assert_eq!(say(&mut adapter, &mut qpip), first);
     }
 }

@@ -9,12 +9,14 @@ use quipu_host::{Config, Engine, OpenError, QpipConfig};
 use super::socket::{KERNEL, OURS};
 use super::space::{inside, ip, wait_until_local, wait_until_up};
 
-/// An adapter with this address; or why not, in words.
-fn adapter(link: &str, address: &str) -> Result<Arc<Engine>, OpenError> {
-    let address: IpAddr = address.parse().unwrap();
-    let len = if address.is_ipv4() { 24 } else { 64 };
-    let qpip =
-        QpipConfig { addresses: vec![(address, len)], ..QpipConfig::new(link.parse().unwrap()) };
+/// An adapter with these addresses, between spaces; or why not, in words.
+fn adapter(link: &str, addresses: &str) -> Result<Arc<Engine>, OpenError> {
+    let with_len = |address: &str| {
+        let address: IpAddr = address.parse().unwrap();
+        (address, if address.is_ipv4() { 24 } else { 64 })
+    };
+    let addresses = addresses.split(' ').map(with_len).collect();
+    let qpip = QpipConfig { addresses, ..QpipConfig::new(link.parse().unwrap()) };
     let this_host = Some([127, 0, 0, 1].into());
     Engine::open(Config {
         address: this_host,
@@ -68,6 +70,10 @@ fn an_address_of_the_kernel_is_not_taken() {
         let said = refusal("packet:theirs", address);
         assert!(said.contains(address) && said.contains("the kernel's own"), "{said}");
     }
+    // Also as the last of more than a link has room for at once.
+    let many = (0..100).map(|n| format!("10.77.0.{} ", 100 + n)).collect::<String>();
+    let said = refusal("packet:ours", &(many + KERNEL[0]));
+    assert!(said.contains(KERNEL[0]) && said.contains("02:00:00:00:00:03"), "{said}");
     for address in OURS {
         opens_soon(address);
     }

@@ -1,5 +1,9 @@
 //! Packet sockets, on one end of a veth pair whose other end is the kernel's.
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
 use quipu_host::packet::{self, Frame, Outgoing, PacketLink};
 
 use super::peer;
@@ -62,19 +66,22 @@ fn frames_for_others_and_our_own_are_not_seen() {
     }
     // With a VLAN's tag, and then for us and for groups.
     let mut tagged = to(station, 3);
-    tagged[12..14].copy_from_slice(&[0x81, 0x00]);
+    tagged[12..18].copy_from_slice(&[0x81, 0x00, 0xa0, 7, 0x88, 0xb5]);
+    peer::put_as_it_is(other.as_mut(), &tagged, None, None);
+    // A tag that has a priority only is of no VLAN.
+    tagged[14..16].copy_from_slice(&[0xa0, 0]);
     peer::put_as_it_is(other.as_mut(), &tagged, None, None);
     for destination in [station, [0xff; 6], [0x33, 0x33, 0xff, 0, 0, 5]] {
         peer::put_as_it_is(other.as_mut(), &to(destination, 4), None, None);
     }
     let mut marks = Vec::new();
-    while marks.len() < 3 {
+    while marks.len() < 4 {
         // The kernel speaks too, on both ends.
         marks.extend(peer::next(link.as_mut(), |frame, _| {
             (frame[12..14] == [0x88, 0xb5] || frame[12..14] == [0x81, 0]).then_some(frame[20])
         }));
     }
-    assert_eq!(marks, [4; 3]);
+    assert_eq!(marks, [3, 4, 4, 4]);
 }
 
 #[test]
@@ -181,9 +188,98 @@ fn errors_say_what_to_do() {
     ip("link set ours address 02:00:00:00:00:05");
     let said = error("packet:ours,station=02:00:00:00:00:05");
     assert!(said.contains("the station address is the kernel's own there"), "{said}");
+    ip("link set ours mtu 1279");
+    let said = error("packet:ours");
+    assert!(said.contains("1279 octets") && said.contains("ip link set ours mtu 1280"), "{said}");
     drop_rights();
     let said = error("packet:ours");
     assert!(said.contains("cap_net_raw"), "{said}");
+}
+
+#[test]
+fn a_frame_that_the_interface_always_drops_does_not_stay_for_ever() {
+    if !inside("af_packet::a_frame_that_the_interface_always_drops_does_not_stay_for_ever") {
+        return;
+    }
+    pair();
+    let [mut ours, mut theirs] = open_both();
+    if !try_tc("qdisc add dev theirs root pfifo limit 0") {
+        println!("SKIPPED: this kernel has no queue without room");
+        return;
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    for mark in 0..100 {
+        peer::put_as_it_is(theirs.as_mut(), &marked(60, mark), None, None);
+        while theirs.is_congested() {
+            assert!(Instant::now() < deadline, "the link stays full");
+            std::thread::sleep(Duration::from_millis(1));
+            theirs.flush().unwrap();
+        }
+    }
+    assert!(try_tc("qdisc del dev theirs root"));
+    peer::put_as_it_is(theirs.as_mut(), &marked(60, 100), None, None);
+    assert_eq!(marks_until(ours.as_mut(), 100), [(60, 100)]);
+}
+
+/// Sends a train of segments to the station that ends in 5, of more than an IP packet can say to be long, as
+/// kernels do that were told to (BIG TCP).
+fn send_long_train(interface: &std::ffi::CStr) {
+    let mut message = vec![0; 10 + 14 + 40 + 20 + 100_000];
+    // struct virtio_net_hdr: a sum to be filled in, segments of TCP over IPv6; octets of headers, of
+    // segments; where the sum is of, and where in that it stands.
+    message[..2].copy_from_slice(&[1, 4]);
+    for (at, word) in [(2, 74_u16), (4, 1400), (6, 54), (8, 16)] {
+        message[at..at + 2].copy_from_slice(&word.to_ne_bytes());
+    }
+    let frame = &mut message[10..];
+    frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0, 6, 0x86, 0xdd]);
+    (frame[14], frame[20], frame[21], frame[54 + 12]) = (0x60, 6, 64, 5 << 4);
+    // SAFETY: takes integers only.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor is new, and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let one: libc::c_int = 1;
+    // SAFETY: plain data, for which all zeroes is a valid value.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = libc::AF_PACKET as u16;
+    to.sll_protocol = (libc::ETH_P_IPV6 as u16).to_be();
+    // SAFETY: the name ends with a zero.
+    to.sll_ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) } as i32;
+    // SAFETY: the kernel reads an integer, an address and a message from live variables of these lengths.
+    let sent = unsafe {
+        let (socket, option) = (fd.as_raw_fd(), (&raw const one).cast());
+        libc::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, option, 4);
+        let (to, len) = ((&raw const to).cast(), size_of_val(&to) as u32);
+        libc::sendto(socket, message.as_ptr().cast(), message.len(), 0, to, len)
+    };
+    assert_eq!(sent, message.len() as isize, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn trains_that_are_too_long_are_counted_as_lost() {
+    if !inside("af_packet::trains_that_are_too_long_are_counted_as_lost") {
+        return;
+    }
+    pair();
+    let mut big = Command::new("ip");
+    let big = big.args(["link", "set", "theirs", "gso_max_size", "150000"]).status();
+    if !big.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: this kernel has no longer trains");
+        return;
+    }
+    let [mut ours, mut theirs] = open_both();
+    for mark in 0..3 {
+        send_long_train(c"theirs");
+        peer::put_as_it_is(theirs.as_mut(), &marked(60, mark), None, None);
+        assert_eq!(marks_until(ours.as_mut(), mark), [(60, mark)]);
+        assert_eq!(ours.lost(), u64::from(mark) + 1);
+    }
+}
+
+/// Whether `tc` does this.
+fn try_tc(arguments: &str) -> bool {
+    Command::new("tc").args(arguments.split_whitespace()).status().is_ok_and(|it| it.success())
 }
 
 /// A frame of `len` octets between the two links of [`open_both`], of a kind that nobody else uses.

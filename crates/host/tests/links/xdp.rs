@@ -6,7 +6,7 @@ use quipu_host::packet::{self, Outgoing, PacketLink};
 
 use super::af_packet::{overflow, pair};
 use super::peer;
-use super::space::{Offload, drop_rights, inside, ip, offload};
+use super::space::{Offload, drop_rights, inside, ip, offload, wait_until_up};
 
 fn open(spec: &str) -> Box<dyn PacketLink> {
     packet::open(&spec.parse().unwrap()).unwrap()
@@ -141,6 +141,34 @@ fn frames_that_there_is_no_room_for_are_counted() {
     let mut link = open("xdp:ours,station=02:00:00:00:00:05");
     let mut other = open("packet:theirs,station=02:00:00:00:00:06");
     overflow(link.as_mut(), other.as_mut());
+}
+
+#[test]
+fn an_interface_that_is_down_loses_frames() {
+    if !inside("xdp::an_interface_that_is_down_loses_frames") || !possible() {
+        return;
+    }
+    let mut link = open("xdp:ours");
+    let mut other = open("packet:theirs,station=02:00:00:00:00:06");
+    let to = [2, 0, 0, 0, 0, 6];
+    for mark in 0..3 {
+        ip("link set ours down");
+        // More than the ring has places: the link takes them all.
+        for _ in 0..2000 {
+            peer::put_as_it_is(link.as_mut(), &frame(to, 99), None, None);
+        }
+        assert!(!link.is_congested());
+        ip("link set ours up");
+        wait_until_up("ours");
+        // The first is what tells it that the interface is up again.
+        link.flush().unwrap();
+        peer::put_as_it_is(link.as_mut(), &frame(to, mark), None, None);
+        let mut came = Vec::new();
+        while came.last() != Some(&mark) {
+            came.extend(marks(other.as_mut(), 1));
+        }
+        assert!(came.len() <= 2, "{came:?}");
+    }
 }
 
 #[test]

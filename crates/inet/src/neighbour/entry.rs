@@ -88,8 +88,8 @@ impl Entry {
         }
     }
 
-    /// An advertisement (RFC 4861 7.2.5).
-    pub(super) fn advertise(&mut self, now: u64, claim: &Claim, until: u64) {
+    /// An advertisement (RFC 4861 7.2.5); whether it is believed.
+    pub(super) fn advertise(&mut self, now: u64, claim: &Claim, until: u64) -> bool {
         let other = claim.station.filter(|station| *station != self.station);
         if let Some(station) = other {
             if !claim.overrides {
@@ -98,7 +98,7 @@ impl Entry {
                 if self.is_reachable(now) {
                     self.state = State::Stale;
                 }
-                return;
+                return false;
             }
             self.station = station;
         }
@@ -107,6 +107,7 @@ impl Entry {
         } else if other.is_some() {
             self.state = State::Stale;
         }
+        true
     }
 
     pub(super) fn deadline(&self) -> u64 {

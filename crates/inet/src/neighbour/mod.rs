@@ -276,7 +276,10 @@ impl Neighbours {
                 }
             }
             ndp::Repr::RouterAdvertisement(ref advertisement) => {
-                self.routers.0 = NEVER;
+                // RFC 4861 6.3.7: of a default router, and not of one that only says so much.
+                if advertisement.lifetime > 0 {
+                    self.routers.0 = NEVER;
+                }
                 self.routes.advertise(now, header.source, advertisement);
                 if let Some(station) = advertisement.station {
                     self.hear(now, header.source.into(), station);
@@ -387,11 +390,13 @@ impl Neighbours {
         }
     }
 
-    /// Somebody says where an address is, asked or not; says whether it is one that this end knows.
+    /// Somebody says where an address is, asked or not; says whether that is believed of an address that this
+    /// end knows (RFC 4861 7.2.5): what else the message says may be, too.
     fn handle_claim(&mut self, now: u64, address: IpAddr, claim: &Claim) -> bool {
         let until = self.reachable_until(now);
         if self.routes.is_own(address) {
             self.note_claim(address, claim.station);
+            return false;
         } else if self.sought.contains_key(&address) {
             // RFC 4861 7.2.5: without a station it is no answer.
             let Some(station) = claim.station else { return false };
@@ -403,14 +408,15 @@ impl Neighbours {
             self.make_known(address, entry);
             self.tell(Event::Found(address));
         } else if let Some(entry) = self.known.get_mut(&address) {
-            entry.advertise(now, claim, until);
+            return entry.advertise(now, claim, until);
         } else if let Some(mut entry) = self.heard.remove(&address) {
-            entry.advertise(now, claim, until);
+            let taken = entry.advertise(now, claim, until);
             if claim.solicited {
                 self.make_known(address, entry);
             } else {
                 self.heard.insert(address, entry);
             }
+            return taken;
         } else {
             // RFC 4861 7.2.5: of nobody else is an advertisement taken.
             return false;

@@ -1,8 +1,8 @@
 //! Which groups this station listens to (MLDv2, RFC 3810): switches that look for that forward
 //! solicitations only to those who have said so (RFC 4861 7.2.1, RFC 4541 3).
 //!
-//! The groups are those of the own addresses and never change, so every report is the same: all of them,
-//! twice at first, and whenever somebody asks.
+//! The groups are those of the own addresses and never change, so what is said is always the same: all of
+//! them, twice at first, and whenever somebody asks. Where they are many it takes several reports.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
@@ -39,6 +39,8 @@ pub(super) struct Groups {
     at: Option<u64>,
     left: u8,
     due: bool,
+    /// Groups that were said, of a report that is due.
+    said: usize,
     last: u64,
 }
 
@@ -57,7 +59,7 @@ impl Groups {
 
     pub(super) fn handle_timeout(&mut self, now: u64) {
         if self.at.is_some_and(|at| at <= now) {
-            (self.due, self.last) = (true, now);
+            (self.due, self.said, self.last) = (true, 0, now);
             self.left -= 1;
             self.at = (self.left > 0).then_some(now + INTERVAL);
         }
@@ -91,12 +93,15 @@ impl Stack {
         self.groups.ask(now, milliseconds * 1_000_000, random);
     }
 
-    /// The report, if one is due.
+    /// The next report, if one is due.
     pub(super) fn transmit_report(&mut self, out: &mut [u8]) -> Option<Departure> {
-        if !std::mem::take(&mut self.groups.due) {
+        if !self.groups.due {
             return None;
         }
-        let station = self.hardware?;
+        let Some(station) = self.hardware else {
+            self.groups.due = false;
+            return None;
+        };
         let mut message = vec![REPORT, 0, 0, 0, 0, 0, 0, 0];
         let own = self.addresses.iter().filter_map(|own| match own {
             IpAddr::V6(own) => Some(ipv6::solicited_node(own)),
@@ -104,10 +109,13 @@ impl Stack {
         });
         // Addresses that end in the same octets have one group.
         let groups: BTreeSet<Ipv6Addr> = own.collect();
-        for group in groups.iter().take(MOST) {
+        for group in groups.iter().skip(self.groups.said).take(MOST) {
             message.extend([CHANGE_TO_EXCLUDE, 0, 0, 0]);
             message.extend(group.octets());
         }
+        // RFC 3810 5.2.15.
+        self.groups.said += MOST;
+        self.groups.due = self.groups.said < groups.len();
         let records = (message.len() - icmpv6::LEN) / RECORD;
         message[6..8].copy_from_slice(&(records as u16).to_be_bytes());
         // RFC 3810 5.2.13: from a link-local address.

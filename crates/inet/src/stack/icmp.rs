@@ -21,11 +21,13 @@ impl Stack {
                 Arrived::Nothing => {}
                 Arrived::Report(report) => self.arrive_report(now, &report),
                 Arrived::Discovery(message) => {
+                    let before = self.link_mtu();
                     if let Some(neighbours) = &mut self.neighbours {
                         neighbours.handle_discovery(now, &header, &message);
                         self.hear_neighbours();
-                        let mtu = self.link_mtu();
-                        self.paths.set_link(mtu);
+                    }
+                    if self.link_mtu() != before {
+                        self.change_link_mtu();
                     }
                 }
             },
@@ -37,7 +39,11 @@ impl Stack {
     pub(super) fn refuse(&mut self, now: u64, packet: &Packet<'_>, cause: Cause) {
         let before = self.icmp_answers();
         let own = self.addresses.source(packet.source).map(|local| self.addresses.get(local));
-        self.icmp.refuse(now, packet.whole, packet.below.to_station, own, cause);
+        let quoted = match cause {
+            Cause::Problem { .. } => packet.whole.into(),
+            Cause::Port | Cause::Protocol { .. } => packet.quoted(),
+        };
+        self.icmp.refuse(now, &quoted, packet.below.to_station, own, cause);
         self.answer_to_station(packet, before);
     }
 

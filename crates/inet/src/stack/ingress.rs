@@ -1,5 +1,6 @@
 //! A frame's way up to TCP, UDP and ICMP.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 
 use quipu_wire::checksum::{Sum, sum};
@@ -52,6 +53,8 @@ pub(super) struct Packet<'a> {
     pub(super) traffic_class: u8,
     pub(super) hop_limit: u8,
     pub(super) protocol: u8,
+    /// Where the number of the protocol stands, from the end of the IPv6 header on.
+    pub(super) named_at: i32,
     pub(super) payload: &'a [u8],
     /// Where the payload begins in the frame; none: the packet came in parts.
     pub(super) at: Option<usize>,
@@ -73,6 +76,30 @@ impl Packet<'_> {
     /// As the whole whose last part it is, with this codepoint of ECN.
     fn of_parts(self, ecn: u8) -> Self {
         Self { traffic_class: self.traffic_class & !3 | ecn, ..self }
+    }
+
+    /// Itself from the IP header on, of one whose payload is known. Of one that came in parts only the
+    /// beginning, with its upper layer right behind the header: what an error quotes, so that its sender
+    /// knows which it was (RFC 4443 2.4 c).
+    pub(super) fn quoted(&self) -> Cow<'_, [u8]> {
+        if self.at.is_some() {
+            return Cow::Borrowed(self.whole);
+        }
+        let mut bytes = vec![0; ipv6::LEN];
+        let payload_len = self.payload.len() as u16;
+        let len = match self.header {
+            Header::V4(header) => {
+                let (more_fragments, fragment_offset) = (false, 0);
+                ipv4::Repr { more_fragments, fragment_offset, payload_len, ..header }
+                    .emit(&mut bytes)
+            }
+            Header::V6(header) => {
+                ipv6::Repr { next_header: self.protocol, payload_len, ..header }.emit(&mut bytes)
+            }
+        };
+        bytes.truncate(len);
+        bytes.extend(self.payload.iter().take(ipv6::MIN_MTU as usize));
+        Cow::Owned(bytes)
     }
 
     /// Its sender, at `port`.
@@ -150,6 +177,7 @@ impl Stack {
             traffic_class,
             hop_limit,
             protocol,
+            named_at: PROTOCOL_AT,
             payload: &[],
             at: None,
         })
@@ -195,10 +223,10 @@ impl Stack {
         };
         let behind = &ip[start..end];
         match walk(repr.next_header, behind, false) {
-            Ok(Walk::Upper { protocol, at }) => {
+            Ok(Walk::Upper { protocol, field: named_at, at }) => {
                 let payload = &behind[at..];
                 let at = Some(below.at + start + at);
-                self.arrive(now, &Packet { protocol, payload, at, ..packet }, checked)
+                self.arrive(now, &Packet { protocol, named_at, payload, at, ..packet }, checked)
             }
             Ok(Walk::Fragment { fragment, at }) => {
                 self.arrive_part(now, &packet, &repr, &fragment, &behind[at..])
@@ -226,7 +254,7 @@ impl Stack {
         let arrival = match fragments.handle_ipv6(now, repr, fragment, part) {
             Ok(None) => Arrival::Nothing,
             Ok(Some(first)) => match walk(first, fragments.whole(), true) {
-                Ok(Walk::Upper { protocol, at }) if may_come_in_parts(protocol) => {
+                Ok(Walk::Upper { protocol, at, .. }) if may_come_in_parts(protocol) => {
                     let payload = &fragments.whole()[at..];
                     let packet = Packet { protocol, payload, ..packet.of_parts(fragments.ecn()) };
                     let arrival = self.arrive(now, &packet, false);
@@ -250,8 +278,13 @@ impl Stack {
 
     /// A packet whose payload is known.
     fn arrive(&mut self, now: u64, packet: &Packet<'_>, checked: bool) -> Arrival {
-        let discovery = packet.protocol == icmpv6::PROTOCOL
-            && packet.payload.first().is_some_and(|kind| DISCOVERY.contains(kind));
+        // Each version of IP has a number of its own for it, which means nothing in the other.
+        let (icmp, kind) = match packet.header {
+            Header::V4(_) => (PROTOCOL_V4, None),
+            Header::V6(_) => (icmpv6::PROTOCOL, packet.payload.first()),
+        };
+        let is_icmp = packet.protocol == icmp;
+        let discovery = is_icmp && kind.is_some_and(|kind| DISCOVERY.contains(kind));
         // Who looks whether an address is in use has none yet, or has ours (RFC 4862 5.4).
         if packet.martian && !discovery {
             self.counters.martians += 1;
@@ -261,14 +294,12 @@ impl Stack {
             (TCP, Some(local)) => return self.arrive_tcp(now, packet, local, checked),
             (UDP, Some(_)) => return self.arrive_udp(now, packet, checked),
             (TCP | UDP, None) => self.counters.not_ours += 1,
-            (icmpv6::PROTOCOL, _) if packet.payload.first() == Some(&QUERY) => {
-                self.arrive_query(now, packet);
-            }
-            (PROTOCOL_V4 | icmpv6::PROTOCOL, _) => self.arrive_icmp(now, packet),
+            _ if is_icmp && kind == Some(&QUERY) => self.arrive_query(now, packet),
+            _ if is_icmp => self.arrive_icmp(now, packet),
             (next_header::NONE, _) => self.counters.other += 1,
             _ => {
                 self.counters.unknown_protocol += 1;
-                self.refuse(now, packet, Cause::Protocol { at: PROTOCOL_AT });
+                self.refuse(now, packet, Cause::Protocol { at: packet.named_at });
             }
         }
         Arrival::Nothing

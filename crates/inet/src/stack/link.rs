@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use quipu_wire::ndp::Station;
 use quipu_wire::{arp, ethernet};
 
-use super::connections::Fate;
+use super::connections::{Fate, Marks};
+use super::egress::ip_header;
 use super::ingress::Below;
+use super::tcp::HEADER;
 use super::{Event, Stack};
 use crate::neighbour::{self, Lookup};
 
@@ -32,6 +34,22 @@ impl Stack {
     /// The largest packet of the link, as far as routers have not said less.
     pub(super) fn link_mtu(&self) -> u32 {
         self.neighbours.as_ref().map_or(self.mtu, |it| it.mtu().min(self.mtu))
+    }
+
+    /// A router has said that the link takes other packets than it did (RFC 4861 6.3.4). Connections that
+    /// stand have longer segments, or would try some, which would get nowhere.
+    pub(super) fn change_link_mtu(&mut self) {
+        let mtu = self.link_mtu();
+        self.paths.set_link(mtu);
+        for index in 0..self.connections.places() {
+            let slot = self.connections.slot(index);
+            let mss = mtu - ip_header(slot.key.remote().ip()) - HEADER;
+            if !slot.marks.has(Marks::LOOPS)
+                && let Some(connection) = &mut slot.connection
+            {
+                connection.limit_path_mss(mss as u16);
+            }
+        }
     }
 
     /// Where a packet to `to` goes next. If that is not known it is looked for.

@@ -188,6 +188,12 @@ impl Stack {
         self.expire_tcp(now);
     }
 
+    /// The link was down, and is up again: what was said at first was lost, or others are on it now
+    /// (RFC 4861 6.3.7). [`Stack::handle_timeout`] says it again.
+    pub fn begin_anew(&mut self) {
+        self.begun = false;
+    }
+
     /// When [`Stack::handle_timeout`] is to be called next; none if nothing runs. It may be earlier than
     /// necessary. After [`Stack::handle_timeout`] and [`Stack::poll_transmit`] it lies in the future, but for
     /// who did not transmit for so long that timers ran out: a second round brings it there.

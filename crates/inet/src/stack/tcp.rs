@@ -17,7 +17,7 @@ use crate::tcp::{Config, Connection, Flow, Held, SendError, State};
 use crate::{pmtu, tcp};
 
 /// Octets of a TCP header without options.
-const HEADER: u32 = 20;
+pub(super) const HEADER: u32 = 20;
 /// The most octets in front of payload: Ethernet, IPv6, TCP with options.
 const HEADERS: u64 = 14 + 40 + 60;
 
@@ -99,7 +99,7 @@ impl Stack {
 
     /// The configuration with segments that fit the link, for peers of the family of `ip`.
     pub(super) fn fitted(&mut self, config: &Arc<Config>, ip: IpAddr) -> Arc<Config> {
-        let link = (self.mtu - ip_header(ip) - HEADER) as u16;
+        let link = (self.link_mtu() - ip_header(ip) - HEADER) as u16;
         let (receive_mss, path_mss) = (config.receive_mss.min(link), config.path_mss.min(link));
         if (receive_mss, path_mss) == (config.receive_mss, config.path_mss) {
             return Arc::clone(config);

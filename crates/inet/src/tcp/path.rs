@@ -159,6 +159,15 @@ impl Connection {
         }
     }
 
+    /// The link itself takes segments of this size at most from now on, options included: nothing larger is
+    /// tried any more.
+    pub fn limit_path_mss(&mut self, mss: u16) {
+        if mss < self.ceiling() {
+            self.path_mss = self.path_mss.min(mss).max(MIN_MSS);
+            self.search = None;
+        }
+    }
+
     /// The largest segment that the link and the peer take.
     fn ceiling(&self) -> u16 {
         self.config.path_mss.min(self.agreed.peer_mss)

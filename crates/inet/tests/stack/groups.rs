@@ -2,7 +2,8 @@
 
 use std::net::Ipv6Addr;
 
-use quipu_inet::tcp::SECOND;
+use quipu_inet::stack::Config;
+use quipu_inet::tcp::{SECOND, Secret};
 use quipu_wire::checksum::{Sum, sum};
 use quipu_wire::{ethernet, ipv6};
 
@@ -77,6 +78,24 @@ fn what_is_listened_to_is_said_twice_and_when_asked() {
     net.arrive(0, &query("fe80::99", 1, 10_000), false);
     assert_eq!(reports(&mut net, 10 * SECOND), [groups], "within the time that it leaves");
     assert!(reports(&mut net, 100 * SECOND).is_empty());
+}
+
+#[test]
+fn many_groups_take_several_reports() {
+    let mut net = Net::with(1_500, stream(), 1, |host| {
+        let address = |last: u16| (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).into(), 64);
+        let config = Config::new(V6[host].parse().unwrap(), 64, Secret([1, host as u64]));
+        let addresses = (1..=150).map(|n| address(2 * n + host as u16)).collect();
+        Config { hardware: Some(station(host)), addresses, ..config }
+    });
+    let reports = reports(&mut net, 100 * SECOND);
+    // With that of the link-local address.
+    let mut all: Vec<_> =
+        (1..=150).map(|n| ipv6::solicited_node([0, 0, 0, 0, 0, 0, 0, 2 * n].into())).collect();
+    all.push(ipv6::solicited_node(ipv6::link_local(STATION)));
+    all.sort_unstable();
+    let (first, second) = reports.split_at(3);
+    assert_eq!((first.concat(), second.concat()), (all.clone(), all), "each twice");
 }
 
 #[test]

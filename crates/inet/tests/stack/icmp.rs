@@ -89,6 +89,82 @@ fn an_unknown_protocol_is_refused() {
     assert_eq!(net.hosts[1].stack.counters().unknown_protocol, 1);
 }
 
+#[test]
+fn the_number_of_icmp_in_the_other_version_of_ip_is_unknown() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let (from, here) = (V6[0].parse().unwrap(), V6[1].parse().unwrap());
+    let request = icmpv6::Repr::EchoRequest { identifier: 1, number: 2, data: b"hello" };
+    let mut bytes = vec![0; request.wire_len()];
+    request.emit(from, here, &mut bytes);
+    net.arrive(1, &to(1, V6).carry(1, &bytes), false);
+    let answer = said(&mut net, 1).remove(0);
+    let problem = icmpv6::Repr::parse(here, from, &answer[ipv6::LEN..]).unwrap();
+    assert!(matches!(problem, icmpv6::Repr::ParameterProblem { code: 1, pointer: 6, .. }));
+    assert_eq!(net.hosts[1].stack.counters().unknown_protocol, 1);
+
+    let mut net = Net::new(V4, 1_500, stream(), 1);
+    let request = icmpv4::Repr::EchoRequest { identifier: 1, number: 2, data: b"hello" };
+    let mut bytes = vec![0; request.wire_len()];
+    request.emit(&mut bytes);
+    net.arrive(1, &to(1, V4).carry(icmpv6::PROTOCOL, &bytes), false);
+    let answer = said(&mut net, 1).remove(0);
+    let refusal = icmpv4::Repr::parse(&answer[ipv4::LEN..]).unwrap();
+    let code = icmpv4::unreachable::PROTOCOL;
+    assert!(matches!(refusal, icmpv4::Repr::Unreachable { code: said, .. } if said == code));
+    assert_eq!(net.hosts[1].stack.counters().unknown_protocol, 1);
+}
+
+#[test]
+fn an_unknown_protocol_is_pointed_at_behind_other_headers_too() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    let options = [99, 0, 1, 4, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    net.arrive(1, &to(1, V6).carry(60, &options), false);
+    let answer = said(&mut net, 1).remove(0);
+    let (from, here) = (V6[0].parse().unwrap(), V6[1].parse().unwrap());
+    let problem = icmpv6::Repr::parse(here, from, &answer[ipv6::LEN..]).unwrap();
+    let icmpv6::Repr::ParameterProblem { code: 1, pointer: 40, .. } = problem else {
+        panic!("{problem:?}")
+    };
+}
+
+#[test]
+fn who_is_told_of_a_datagram_in_parts_can_tell_which_it_was() {
+    let payload = [7; 3_000];
+    let upper = packets::sealed_datagram(V6, 7, 9, &payload);
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    // With an extension header, which nobody needs to see again.
+    let options = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &upper].concat();
+    for (first, whole) in [(17, &upper), (60, &options)] {
+        to(1, V6).parts(whole, first, 1_200).iter().for_each(|part| {
+            net.arrive(1, part, false);
+        });
+        let answer = said(&mut net, 1).remove(0);
+        let (from, here) = (V6[0].parse().unwrap(), V6[1].parse().unwrap());
+        let refusal = icmpv6::Repr::parse(here, from, &answer[ipv6::LEN..]).unwrap();
+        let icmpv6::Repr::Unreachable { code: 4, packet } = refusal else { panic!("{refusal:?}") };
+        assert_eq!(packet.len(), 1_280 - ipv6::LEN - icmpv6::LEN);
+        let whole = to(1, V6).carry(17, &upper);
+        assert_eq!(packet, &whole[..packet.len()]);
+    }
+
+    let mut net = Net::new(V4, 1_500, stream(), 1);
+    let upper = packets::sealed_datagram(V4, 7, 9, &payload);
+    let whole = to(1, V4).carry(17, &upper);
+    for (n, piece) in upper.chunks(1_200).enumerate() {
+        let (mut header, _) = ipv4::Repr::parse(&whole).unwrap();
+        header.payload_len = piece.len() as u16;
+        header.fragment_offset = n as u16 * 1_200;
+        header.more_fragments = n < 2;
+        let mut part = vec![0; ipv4::LEN];
+        header.emit(&mut part);
+        net.arrive(1, &[&part[..], piece].concat(), false);
+    }
+    let answer = said(&mut net, 1).remove(0);
+    let refusal = icmpv4::Repr::parse(&answer[ipv4::LEN..]).unwrap();
+    let icmpv4::Repr::Unreachable { code: 3, packet, .. } = refusal else { panic!("{refusal:?}") };
+    assert_eq!(packet, &whole[..packet.len()]);
+}
+
 /// A router says that a datagram is too long.
 fn too_big(net: &mut Net, from: SocketAddr, there: SocketAddr, mtu: u32) {
     let (IpAddr::V6(own), IpAddr::V6(peer)) = (from.ip(), there.ip()) else { panic!("IPv6") };

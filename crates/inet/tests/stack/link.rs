@@ -5,7 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use quipu_inet::stack::{Config, ConnectError, DatagramError, Event, Offload, Stack};
 use quipu_inet::tcp::{self, Failure, MILLISECOND as MS, SECOND, Secret, State};
 
+use quipu_wire::icmpv6;
+use quipu_wire::ndp::{self, Advertisement};
+
 use crate::net::{Faults, Net, V4, V6, station};
+use crate::packets::Packet;
 use crate::streams::{LIMIT, messages, stream};
 
 #[test]
@@ -136,6 +140,86 @@ fn a_router_leads_elsewhere_or_nothing_does() {
     // The other one is no router: the packet has reached it, and is not for it.
     assert_eq!(net.hosts[1].stack.counters().not_ours, before + 1);
     assert_eq!(net.hosts[0].stack.connection(id).unwrap().state(), State::SynSent);
+}
+
+/// A router says how long packets of the link may be.
+fn advertise_mtu(net: &mut Net, host: usize, mtu: u32) {
+    let router = "fe80::99".parse().unwrap();
+    let to = "ff02::1".parse().unwrap();
+    let advertisement = Advertisement { mtu: Some(mtu), ..Advertisement::default() };
+    let message = icmpv6::Repr::Discovery(ndp::Repr::RouterAdvertisement(advertisement));
+    let mut bytes = vec![0; message.wire_len()];
+    message.emit(router, to, &mut bytes);
+    let mut packet = Packet::new(router.into(), to.into()).carry(icmpv6::PROTOCOL, &bytes);
+    packet[7] = ndp::HOP_LIMIT;
+    let frame = [&[0x33, 0x33, 0, 0, 0, 1, 2, 0, 0, 0, 0, 9, 0x86, 0xdd][..], &packet].concat();
+    net.arrive(host, &frame, false);
+}
+
+#[test]
+fn a_link_that_takes_shorter_packets_is_known_to_connections_that_stand() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let [client, server] = net.pair();
+    net.hosts[0].stack.send(client, 100_000, true).unwrap();
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == 100_000));
+    let longest = |net: &mut Net| {
+        let longest = net.hosts[0].frames.iter().map(|(len, _)| *len).max();
+        net.hosts[0].frames.clear();
+        longest
+    };
+    assert_eq!(longest(&mut net), Some(1_514));
+    advertise_mtu(&mut net, 0, 1_300);
+    net.hosts[0].stack.send(client, 100_000, true).unwrap();
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == 200_000));
+    assert_eq!(longest(&mut net), Some(1_314));
+    // It does not look for more than the link takes.
+    net.run(700 * SECOND);
+    net.hosts[0].stack.send(client, 100_000, true).unwrap();
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == 300_000));
+    assert_eq!(longest(&mut net), Some(1_314));
+    net.check(1, server, 300_000);
+    // Nor does one that begins now.
+    net.listen(1, 81, 1);
+    let next = net.connect(0, 81);
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].knows(next, tcp::Event::Connected)));
+    for sent in 1..3 {
+        net.hosts[0].stack.send(next, 100_000, true).unwrap();
+        let all = sent * 100_000;
+        assert!(net.run_until(LIMIT, |net| net.hosts[0].user(next).acked == all));
+        assert_eq!(longest(&mut net), Some(1_314));
+        net.run(700 * SECOND);
+    }
+}
+
+#[test]
+fn an_end_whose_link_was_down_begins_anew() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    net.run(100 * SECOND);
+    let said = |net: &mut Net| {
+        let before = net.carried;
+        net.run(100 * SECOND);
+        net.carried - before
+    };
+    assert_eq!(said(&mut net), 0);
+    net.hosts[0].stack.begin_anew();
+    // Two announcements of each of two addresses, two reports of groups, three questions for routers.
+    assert_eq!(said(&mut net), 9);
+}
+
+#[test]
+fn frames_with_a_priority_are_looked_at() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let (socket, _) = net.hosts[1].stack.bind(9).unwrap();
+    let [from, to] = V6.map(|address| address.parse().unwrap());
+    let datagram = Packet::new(from, to).datagram(7, 9, b"urgent");
+    for (vlan, seen) in [(0, 1), (1, 1), (0, 2)] {
+        let tag = [0x81, 0, 0xa0, vlan, 0x86, 0xdd];
+        let frame = [&station(1)[..], &station(0), &tag, &datagram].concat();
+        net.arrive(1, &frame, false);
+        assert_eq!(net.hosts[1].datagrams.len(), seen);
+    }
+    let (datagram, payload) = &net.hosts[1].datagrams[1];
+    assert_eq!((datagram.socket, &payload[..]), (socket, &b"urgent"[..]));
 }
 
 #[test]

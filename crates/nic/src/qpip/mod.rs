@@ -190,6 +190,13 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
+    /// The link was down, and is up again: others may be on it now, and are told what was told at first.
+    pub fn link_came_up(&mut self) {
+        if let Some(inet) = &mut self.hub.inet {
+            inet.stack.begin_anew();
+        }
+    }
+
     /// The link is gone, and with it everybody on it: queue pairs over it are in ERR
     /// ([`QpFatal`](AsyncEvent::QpFatal)), what was posted to them is flushed, and their connections are
     /// aborted.

@@ -66,6 +66,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
     };
     drop(shared);
+    let _ = adapter.show_counters();
     // What it shows of itself, unless it is to show nothing (`QUIPU_COUNTERS`).
     let own = samples().into_iter().filter(|sample| sample.process == std::process::id());
     own.for_each(|sample| println!("{}", frames(&sample)));

@@ -89,6 +89,16 @@ impl Adapter {
         Ok(self.device.opened.engine.still_there()?)
     }
 
+    /// Shows what was counted up to now to others of this user (`quipu top`), who otherwise see it some time
+    /// later.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process.
+    pub fn show_counters(&self) -> Result<(), Error> {
+        Ok(self.device.opened.engine.show_counters()?)
+    }
+
     /// Shares it with other programs of this user for as long as the result is kept. They [open](Self::open)
     /// the link `share:NAME`, and need no right. When it is dropped, what they had is gone: their work is
     /// flushed, and their connections are reset.

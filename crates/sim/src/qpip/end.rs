@@ -180,8 +180,13 @@ fn tear_down(world: &mut World, load: &mut Programs) {
     load.take_events(world);
     load.take_all(world);
     load.check_flushed(world);
-    for port in &load.ports {
-        world.hosts[port.host].adapter.tcp_unlisten(port.listener);
+    for port in &mut load.ports {
+        let (now, adapter) = (world.time(), &mut world.hosts[port.host].adapter);
+        // They outlive their listener, and somebody may wait whose end nobody hears of.
+        for request in port.requests.drain(..) {
+            let _ = adapter.tcp_refuse(now, request);
+        }
+        adapter.tcp_unlisten(port.listener);
     }
     for e in 0..load.ends.len() {
         let end = &mut load.ends[e];

@@ -59,6 +59,8 @@ pub(super) struct XdpSocket {
     free: Vec<u64>,
     /// The kernel has more to send and no room.
     blocked: bool,
+    /// The interface is down, and is given no more to send.
+    down: bool,
     /// How many times nothing has come.
     idle: u32,
     /// Everything that goes on to the kernel.
@@ -105,6 +107,7 @@ impl XdpSocket {
             sent,
             free: (COUNT..2 * COUNT).map(|number| u64::from(number) * SLOT as u64).collect(),
             blocked: false,
+            down: false,
             idle: 0,
             socket,
             ready,
@@ -139,8 +142,9 @@ impl XdpSocket {
     fn drain(&mut self) -> io::Result<()> {
         let outstanding = |this: &Self| this.free.len() < COUNT as usize;
         self.blocked = false;
-        while outstanding(self) && self.send.needs_wakeup() {
+        while (outstanding(self) || self.down) && self.send.needs_wakeup() {
             let taken = self.send.taken();
+            self.down = false;
             let Err(error) = self.wake(true) else { break };
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
@@ -152,7 +156,11 @@ impl XdpSocket {
                     }
                 }
                 Some(libc::ENXIO | libc::EBADF) => return Err(error),
-                // Down: what was given waits until it is up, or is in the way.
+                // What was given cannot be taken back; what follows is lost, as if the cable were out.
+                Some(libc::ENETDOWN) => {
+                    self.down = true;
+                    break;
+                }
                 _ => break,
             }
         }
@@ -212,6 +220,9 @@ impl PacketLink for XdpSocket {
     }
 
     fn send(&mut self, frame: Outgoing) {
+        if self.down {
+            return;
+        }
         let Some(addr) = self.free.pop() else { return };
         let len = frame.len.min(SLOT) as u32;
         // There is room for every frame.
