@@ -23,7 +23,7 @@ use quipu_observe::{
 pub use quipu_observe as observe;
 
 use crate::address::HostAddress;
-use crate::fork::OwnLock;
+use crate::fork;
 use crate::link::socket as link;
 use crate::sys;
 use crate::tap::Adapter;
@@ -50,7 +50,6 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Writes samples.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    _lock: OwnLock,
     file: File,
     path: PathBuf,
     sample: Sample,
@@ -104,16 +103,9 @@ impl Publisher {
             queue_pairs: Vec::new(),
             omitted: 0,
         };
-        let lock = OwnLock::of(&file);
-        Ok(Self {
-            _lock: lock,
-            file,
-            path,
-            sample,
-            bytes: Vec::new(),
-            due: Time(0),
-            shown: u64::MAX,
-        })
+        // Whose lock says that this process lives.
+        fork::withhold(&file);
+        Ok(Self { file, path, sample, bytes: Vec::new(), due: Time(0), shown: u64::MAX })
     }
 
     /// When [`publish`](Self::publish) has something to do; `None` if nothing is new.

@@ -307,7 +307,9 @@ impl Links {
     /// the listener readable for ever, and wait.
     fn stop_listening(&mut self, index: u32) {
         tracing::warn!("out of descriptors; engines of this host go by TCP; raise ulimit -n");
-        self.listeners[index as usize] = None;
+        if let Some(listener) = self.listeners[index as usize].take() {
+            self.epoll.remove(&listener);
+        }
         if let Some(acceptor) = &mut self.acceptor {
             acceptor.refill();
         }
