@@ -8,6 +8,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -51,6 +52,8 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug)]
 pub(crate) struct Publisher {
     file: File,
+    /// What it is: a program that closes descriptors it does not know may have one of its own by that number.
+    identity: Option<u64>,
     path: PathBuf,
     sample: Sample,
     bytes: Vec<u8>,
@@ -105,7 +108,8 @@ impl Publisher {
         };
         // Whose lock says that this process lives.
         fork::withhold(&file);
-        Ok(Self { file, path, sample, bytes: Vec::new(), due: Time(0), shown: u64::MAX })
+        let identity = fork::identity(file.as_raw_fd());
+        Ok(Self { file, identity, path, sample, bytes: Vec::new(), due: Time(0), shown: u64::MAX })
     }
 
     /// When [`publish`](Self::publish) has something to do; `None` if nothing is new.
@@ -139,6 +143,9 @@ impl Publisher {
         self.fill(adapter, calls);
         self.due = now.after(interval_ns(&self.sample));
         self.sample.encode(&mut self.bytes);
+        if fork::identity(self.file.as_raw_fd()) != self.identity {
+            return;
+        }
         if let Err(error) = spared(|| self.file.write_all_at(&self.bytes, 0)) {
             tracing::debug!(%error, "counters are not shown");
         }

@@ -54,7 +54,7 @@ pub(crate) fn withhold(fd: &impl AsRawFd) {
 }
 
 /// What tells an open file from others: its device and inode, which sockets have, too. Async-signal-safe.
-fn identity(fd: c_int) -> Option<u64> {
+pub(crate) fn identity(fd: c_int) -> Option<u64> {
     let mut data = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: there is room for an answer, which is read if there is one.
     let data = unsafe {
@@ -112,8 +112,11 @@ impl Nothing {
 }
 
 /// The process that something was made in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Birthplace(u32);
+#[derive(Debug)]
+pub(crate) struct Birthplace(AtomicU32);
+
+/// Nobody forks so often.
+const NOWHERE: u32 = u32::MAX;
 
 impl Birthplace {
     /// This process.
@@ -126,13 +129,18 @@ impl Birthplace {
                 tracing::warn!("cannot watch for fork; do not use inherited objects in a child");
             }
         });
-        Self(GENERATION.load(Ordering::Relaxed))
+        Self(AtomicU32::new(GENERATION.load(Ordering::Relaxed)))
+    }
+
+    /// From now on it is of no process: what is there is dead. Whether it was of this one.
+    pub(crate) fn leave(&self) -> bool {
+        self.0.swap(NOWHERE, Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed)
     }
 
     /// False in a child of that process.
     #[inline]
-    pub(crate) fn is_here(self) -> bool {
-        self.0 == GENERATION.load(Ordering::Relaxed)
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed)
     }
 }
 

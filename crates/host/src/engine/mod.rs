@@ -315,7 +315,21 @@ impl Inner {
     /// Takes the lock, unless this is a forked child, where it may be held by nobody for ever.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>, EngineError> {
-        if self.birthplace.is_here() { Ok(self.lock()) } else { Err(EngineError::EngineGone) }
+        if !self.birthplace.is_here() {
+            return Err(EngineError::EngineGone);
+        }
+        let core = self.lock();
+        if core.blind { Err(self.give_up()) } else { Ok(core) }
+    }
+
+    /// The program has closed the engine's descriptors, and may have files of its own by their numbers: nothing is
+    /// done with them from now on, as in a child of fork.
+    #[cold]
+    fn give_up(&self) -> EngineError {
+        if self.birthplace.leave() {
+            tracing::error!("the program has closed descriptors of the engine, which is dead now");
+        }
+        EngineError::EngineGone
     }
 
     /// The same to post or poll, which says itself when what it does changes what polls have to look at.

@@ -297,8 +297,8 @@ impl Links {
                 }
                 Accepted::Connection(..) => {}
                 Accepted::Nothing => return,
-                Accepted::Refused if acceptor.has_reserve() => {}
-                Accepted::Refused => return self.stop_listening(index),
+                Accepted::Refused => {}
+                Accepted::Stuck => return self.stop_listening(index),
             }
         }
     }
