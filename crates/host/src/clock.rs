@@ -90,8 +90,8 @@ impl Clock {
         }
         let rate = (u128::from(passed_ns) << 32) / u128::from(passed_ticks);
         let rate = u64::try_from(rate).unwrap_or(0);
-        // While a machine sleeps or is stopped the counter may go on, and this clock of the kernel's does not: a
-        // rate that is measured across that would have time almost stand still for as long.
+        // While a machine sleeps or is stopped the counter may go on, and this clock of the kernel's does
+        // not: a rate that is measured across that would have time almost stand still for as long.
         let agrees = rate > 0 && rate.abs_diff(scale.rate) <= rate / AGREE_PART;
         let window = (u128::from(WINDOW_NS) << 32) / u128::from(rate.max(1));
         scale.window = if agrees { u64::try_from(window).unwrap_or(0) } else { 0 };

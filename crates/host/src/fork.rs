@@ -1,9 +1,9 @@
 //! What happens to an engine when the program forks.
 //!
-//! The child inherits descriptors and memory but neither the helper thread nor the right to speak
-//! for the parent. So an engine belongs to the process that opened it: in a child every call on
-//! it fails, and dropping it there touches no socket. Nor does it have the sockets: as long as it lived, peers
-//! would not hear that the parent is dead. A child of a bare `clone` has them.
+//! The child inherits descriptors and memory but neither the helper thread nor the right to speak for the
+//! parent. So an engine belongs to the process that opened it: in a child every call on it fails, and
+//! dropping it there touches no socket. Nor does it have the sockets: as long as it lived, peers would not
+//! hear that the parent is dead. A child of a bare `clone` has them.
 
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
@@ -21,16 +21,18 @@ static INSTALLED: Once = Once::new();
 const PART: usize = 1024;
 const PARTS: usize = 1024;
 
-/// By number: the open file that a child does not get ([`identity`]), 0 for none. Nobody says when a descriptor
-/// is closed: what has its number by then is another file, and is left alone. Parts are never freed.
+/// By number: the open file that a child does not get ([`identity`]), 0 for none. Nobody says when a
+/// descriptor is closed: what has its number by then is another file, and is left alone. Parts are never
+/// freed.
 static WITHHELD: [AtomicPtr<Part>; PARTS] = [const { AtomicPtr::new(ptr::null_mut()) }; PARTS];
 
 type Part = [AtomicU64; PART];
 
 /// Has the children of this process not get a descriptor, but one of nothing by the same number: of sockets,
-/// whose peers are to hear when this process dies, and of files whose locks say that it lives. The open file must be
-/// one of its own kind by number (a socket or a file on a disk, not a counter or a set of epoll). Descriptors
-/// beyond the first million, and one that another thread has just opened when the process forks, are kept.
+/// whose peers are to hear when this process dies, and of files whose locks say that it lives. The open file
+/// must be one of its own kind by number (a socket or a file on a disk, not a counter or a set of epoll).
+/// Descriptors beyond the first million, and one that another thread has just opened when the process forks,
+/// are kept.
 pub(crate) fn withhold(fd: &impl AsRawFd) {
     let fd = fd.as_raw_fd();
     let at = usize::try_from(fd).unwrap_or(usize::MAX);

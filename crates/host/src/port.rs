@@ -90,8 +90,8 @@ impl Port {
     }
 }
 
-/// Whether a message among `bytes` is about the interface with this index, or one of its addresses; about any,
-/// if none is given.
+/// Whether a message among `bytes` is about the interface with this index, or one of its addresses; about
+/// any, if none is given.
 fn concerns(mut bytes: &[u8], index: Option<u32>) -> bool {
     /// Bytes of `struct nlmsghdr`, behind which `ifinfomsg` and `ifaddrmsg` both have the index of
     /// the interface in their second word.

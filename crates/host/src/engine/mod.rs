@@ -322,8 +322,8 @@ impl Inner {
         if core.blind { Err(self.give_up()) } else { Ok(core) }
     }
 
-    /// The program has closed the engine's descriptors, and may have files of its own by their numbers: nothing is
-    /// done with them from now on, as in a child of fork.
+    /// The program has closed the engine's descriptors, and may have files of its own by their numbers:
+    /// nothing is done with them from now on, as in a child of fork.
     #[cold]
     fn give_up(&self) -> EngineError {
         if self.birthplace.leave() {

@@ -46,13 +46,14 @@ impl Drop for Mapping {
 }
 
 /// Maps `len` bytes of a file whose size is sealed. In a program that locks all of its memory
-/// (`mlockall(MCL_FUTURE)`) a new mapping takes all of its pages at once: one page is mapped, unlocked, and made longer.
+/// (`mlockall(MCL_FUTURE)`) a new mapping takes all of its pages at once: one page is mapped, unlocked, and
+/// made longer.
 fn map(fd: &OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
     let first = len.min(page_size());
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and nobody else knows of it
-    // while it moves.
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and nobody else knows of
+    // it while it moves.
     let base = unsafe {
         let page = libc::mmap(std::ptr::null_mut(), first, protection, flags, fd.as_raw_fd(), 0);
         if page == libc::MAP_FAILED {

@@ -162,7 +162,8 @@ fn make_all_private(ends: [c_int; 2]) {
     // What is registered there belongs to the parent; whatever the child registers begins anew.
     REGISTRY.store(ptr::null_mut(), Ordering::Release);
     if ANY.swap(false, Ordering::AcqRel) {
-        // Whatever the process was allowed to open, this is one more, and so is the end that the parent reads.
+        // Whatever the process was allowed to open, this is one more, and so is the end that the parent
+        // reads.
         give_up_spares();
         close(ends[0]);
         while make_private(ends[1]) == BATCH {}
