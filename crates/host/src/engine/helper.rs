@@ -18,6 +18,7 @@ use super::Inner;
 use super::core::HelperMode;
 use crate::clock::kernel_ns;
 use crate::error::EngineError;
+use crate::link::life::Life;
 use crate::lock::{futex_wait, futex_wake};
 use crate::sys::{self, EventFd, ReadyList, wait_either};
 
@@ -234,6 +235,7 @@ impl Inner {
     /// The helper's life.
     fn help(&self) {
         let mut ready = ReadyList::new();
+        let _life = self.life.as_ref().map(Life::begin);
         while !self.helper.stopped() {
             self.doze();
             if !self.helper.stopped() {

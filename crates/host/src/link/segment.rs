@@ -18,6 +18,8 @@ const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 pub(crate) const MAX_BYTES: usize = 64 << 30;
 /// Size of the table in which peers of this host look up regions. Sparse.
 pub(crate) const DIRECTORY_BYTES: usize = 8 << 20;
+/// What the segment has behind it: a page for [`life`](super::life).
+pub(crate) const LIFE_BYTES: usize = 4096;
 /// Size of the list of what peers of this host may map. Sparse.
 pub(crate) const LIST_BYTES: usize = MIN_BYTES;
 /// The least size that is worth trying.
