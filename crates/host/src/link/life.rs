@@ -16,7 +16,7 @@ use super::segment::DIRECTORY_BYTES;
 /// What the kernel puts there.
 const DIED: u32 = 0x4000_0000;
 
-/// The word, behind the directory, which only its owner writes.
+/// The word, behind the directory, as its owner writes it.
 #[derive(Debug)]
 pub(crate) struct Word(Shared<AtomicU32>);
 
@@ -25,11 +25,22 @@ impl Word {
     pub(crate) fn of(directory: &Segment) -> Option<Self> {
         directory.u32_at(DIRECTORY_BYTES).ok().map(Self)
     }
+}
+
+/// The word as a peer sees it, who may not write.
+#[derive(Debug)]
+pub(crate) struct Sight(Segment);
+
+impl Sight {
+    /// That in the segment of a peer's directory.
+    pub(crate) fn of(directory: &Segment) -> Self {
+        Self(directory.clone())
+    }
 
     /// Whether the process is gone for certain.
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
-        self.0.load(Ordering::Relaxed) & DIED != 0
+        self.0.load_u32(DIRECTORY_BYTES).is_ok_and(|word| word & DIED != 0)
     }
 }
 
@@ -108,15 +119,24 @@ mod tests {
     use super::*;
     use crate::link::segment::{self, Writers};
 
+    /// The owner's segment, and the sight of it that a peer has.
+    fn both() -> (std::os::fd::OwnedFd, Segment, Sight) {
+        let len = DIRECTORY_BYTES + segment::LIFE_BYTES;
+        let (fd, segment) = segment::create(c"test", len, Writers::Creator).unwrap();
+        let sight = Sight::of(&segment::attach(&fd, Writers::Creator, len).unwrap());
+        (fd, segment, sight)
+    }
+
     #[test]
     fn becoming_another_program_is_seen_at_once() {
         if !crate::testing::is_alone("link::life::tests::becoming_another_program_is_seen_at_once")
         {
             return;
         }
-        let len = DIRECTORY_BYTES + 4096;
+        // The child of fork has no mapping of its own of a segment, and maps this one.
+        let len = DIRECTORY_BYTES + segment::LIFE_BYTES;
         let (fd, segment) = segment::create(c"test", len, Writers::Both).unwrap();
-        let word = Word::of(&segment).unwrap();
+        let sight = Sight::of(&segment);
         let mut program = Command::new("sleep");
         program.arg("1000").stdout(Stdio::null());
         // SAFETY: this is a process with one more thread, which does nothing but wait.
@@ -125,26 +145,25 @@ mod tests {
                 let segment = segment::attach(&fd, Writers::Both, len)?;
                 let word = Word::of(&segment).unwrap();
                 std::mem::forget(Life::begin(&word));
-                assert!(!word.is_dead() && word.0.load(Ordering::Relaxed) != 0);
+                assert!(word.0.load(Ordering::Relaxed) != 0 && !Sight::of(&segment).is_dead());
                 std::mem::forget(segment);
                 Ok(())
             })
         };
         let mut child = program.spawn().unwrap();
-        assert!(word.is_dead());
+        assert!(sight.is_dead());
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
     #[test]
     fn the_end_of_the_thread_is_told() {
-        let len = DIRECTORY_BYTES + 4096;
-        let (_fd, segment) = segment::create(c"test", len, Writers::Both).unwrap();
+        let (_fd, segment, sight) = both();
         let word = Word::of(&segment).unwrap();
-        assert!(!word.is_dead(), "before it begins");
+        assert!(!sight.is_dead(), "before it begins");
         std::thread::scope(|scope| {
             scope.spawn(|| drop(Life::begin(&word)));
         });
-        assert!(word.is_dead());
+        assert!(sight.is_dead());
     }
 }

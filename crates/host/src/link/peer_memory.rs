@@ -9,7 +9,7 @@ use libc::{c_ulong, c_void, iovec, pid_t};
 use quipu_mem::{Segment, SharedPagesReader};
 use quipu_nic::{Atomic, PeerMemory, PeerMemoryFault};
 
-use super::life::Word;
+use super::life::Sight;
 use super::windows::Windows;
 
 /// Pieces that one system call takes; enough for most lists, and small enough for the stack.
@@ -22,7 +22,7 @@ pub(crate) struct ProcessMemory {
     /// Cleared when the link to the process breaks: its number may then belong to another one.
     alive: Arc<AtomicBool>,
     /// Says the same sooner, where the peer tells by it.
-    life: Option<Word>,
+    life: Option<Sight>,
     /// What of its memory it offers to be mapped.
     windows: Option<Mutex<Windows>>,
 }
@@ -34,13 +34,13 @@ impl ProcessMemory {
     }
 
     /// The same, with the word by which the peer tells that it lives.
-    pub(crate) fn with_life(self, life: Option<Word>) -> Self {
+    pub(crate) fn with_life(self, life: Option<Sight>) -> Self {
         Self { life, ..self }
     }
 
     #[inline]
     fn is_alive(&self) -> bool {
-        self.alive.load(Ordering::Acquire) && !self.life.as_ref().is_some_and(Word::is_dead)
+        self.alive.load(Ordering::Acquire) && !self.life.as_ref().is_some_and(Sight::is_dead)
     }
 
     /// The same, with the peer's list of what can be mapped.

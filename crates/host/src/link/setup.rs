@@ -168,7 +168,7 @@ impl Links {
         let access = admits && peer.admitted;
         let shown = if access { self.identity.accept_shown(fds)? } else { Shown::default() };
         let memory = || {
-            let life = shown.directory.as_ref().and_then(life::Word::of);
+            let life = shown.directory.as_ref().map(life::Sight::of);
             let memory = ProcessMemory::new(peer.pid, Arc::clone(&peer.alive)).with_life(life);
             match shown.pages {
                 Some(list) => memory.with_windows(list),
