@@ -252,8 +252,8 @@ impl Segment {
         if base.addr().get() & 3 != 0 {
             return Err(SegmentError::Misaligned);
         }
-        // SAFETY: an aligned word of the segment's memory, which lives as long as this; others that know it use
-        // atomic operations too, and a plain load of a word that may only be read is allowed.
+        // SAFETY: an aligned word of the segment's memory, which lives as long as this; others that know it
+        // use atomic operations too, and a plain load of a word that may only be read is allowed.
         let word = unsafe { base.cast::<AtomicU32>().as_ref() };
         Ok(word.load(core::sync::atomic::Ordering::Relaxed))
     }
