@@ -42,9 +42,8 @@ impl HostAddress {
         if self.loopback {
             return mtu_code(u32::MAX);
         }
-        let path = format!("/sys/class/net/{}/mtu", self.interface);
-        let mtu = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
-        mtu_code(mtu.unwrap_or(1500))
+        // Not by a file: `/sys` may be that of another network namespace.
+        mtu_code(crate::packet::interface::mtu_by_index(self.index).unwrap_or(1500))
     }
 
     /// The same in bytes: the longest message of a datagram queue pair.
@@ -101,9 +100,12 @@ pub fn host_addresses() -> io::Result<Vec<HostAddress>> {
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         // SAFETY: as above.
         let index = unsafe { libc::if_nametoindex(entry.ifa_name) };
+        // An address may have a label, which the kernel takes for the name as well.
+        let name = name.to_string_lossy();
+        let interface = name.split(':').next().unwrap_or_default().to_owned();
         addresses.push(HostAddress {
             ip: address.ip(),
-            interface: name.to_string_lossy().into_owned(),
+            interface,
             index,
             up: entry.ifa_flags & libc::IFF_UP as u32 != 0,
             running: entry.ifa_flags & libc::IFF_RUNNING as u32 != 0,

@@ -12,6 +12,9 @@ const WINDOW_NS: u64 = 50_000_000;
 /// The rate is measured over at least this long.
 const CALIBRATION_NS: u64 = 5_000_000;
 
+/// Two rates that differ by no more than this part are the same, measured twice.
+const AGREE_PART: u64 = 64;
+
 /// Counter ticks between which nothing else can have happened: some microseconds on any processor.
 const CLOSE_TICKS: u64 = 20_000;
 
@@ -27,9 +30,9 @@ pub(crate) struct Clock {
 struct Scale {
     anchor_ticks: u64,
     anchor_ns: u64,
-    /// Nanoseconds per tick, times 2^32. 0 until the rate is known.
+    /// Nanoseconds per tick, times 2^32, as measured last. 0 until it was.
     rate: u64,
-    /// Ticks from the anchor after which it is renewed.
+    /// Ticks from the anchor after which it is renewed. 0 until two measurements in a row have agreed.
     window: u64,
 }
 
@@ -85,12 +88,14 @@ impl Clock {
         if passed_ns < CALIBRATION_NS || passed_ticks == 0 {
             return ns;
         }
-        let rate = u128::from(passed_ns) << 32;
-        scale.rate = u64::try_from(rate / u128::from(passed_ticks)).unwrap_or(0);
-        scale.anchor_ticks = now_ticks;
-        scale.anchor_ns = ns;
-        let window = (u128::from(WINDOW_NS) << 32) / u128::from(scale.rate.max(1));
-        scale.window = if scale.rate == 0 { 0 } else { u64::try_from(window).unwrap_or(0) };
+        let rate = (u128::from(passed_ns) << 32) / u128::from(passed_ticks);
+        let rate = u64::try_from(rate).unwrap_or(0);
+        // While a machine sleeps or is stopped the counter may go on, and this clock of the kernel's does
+        // not: a rate that is measured across that would have time almost stand still for as long.
+        let agrees = rate > 0 && rate.abs_diff(scale.rate) <= rate / AGREE_PART;
+        let window = (u128::from(WINDOW_NS) << 32) / u128::from(rate.max(1));
+        scale.window = if agrees { u64::try_from(window).unwrap_or(0) } else { 0 };
+        (scale.rate, scale.anchor_ticks, scale.anchor_ns) = (rate, now_ticks, ns);
         ns
     }
 }
@@ -172,6 +177,28 @@ mod tests {
             // The window keeps the error of the measured rate far below this bound.
             assert!(now.0 + 100_000 >= before && now.0 <= after + 100_000);
             last = now;
+        }
+    }
+
+    /// As behind a machine's sleep, through which the counter goes on.
+    #[test]
+    fn goes_on_behind_ticks_that_the_kernel_does_not_count() {
+        let wait = |ns| std::thread::sleep(std::time::Duration::from_nanos(ns));
+        for calibrations in 0..5 {
+            let mut clock = Clock::new();
+            for _ in 0..calibrations {
+                wait(CALIBRATION_NS + CALIBRATION_NS / 4);
+                clock.now();
+            }
+            let Some(scale) = &mut clock.scale else { return };
+            scale.anchor_ticks = scale.anchor_ticks.wrapping_sub(3_600 * 3_000_000_000);
+            for _ in 0..2 {
+                wait(CALIBRATION_NS + CALIBRATION_NS / 4);
+                clock.now();
+            }
+            wait(2 * CALIBRATION_NS);
+            let before = kernel_ns();
+            assert!(clock.now().0 + 1_000_000 >= before, "{calibrations}");
         }
     }
 }

@@ -8,6 +8,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +24,7 @@ use quipu_observe::{
 pub use quipu_observe as observe;
 
 use crate::address::HostAddress;
-use crate::fork::OwnLock;
+use crate::fork;
 use crate::link::socket as link;
 use crate::sys;
 use crate::tap::Adapter;
@@ -50,8 +51,9 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Writes samples.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    _lock: OwnLock,
     file: File,
+    /// What it is: a program that closes descriptors it does not know may have one of its own by that number.
+    identity: Option<u64>,
     path: PathBuf,
     sample: Sample,
     bytes: Vec<u8>,
@@ -104,16 +106,10 @@ impl Publisher {
             queue_pairs: Vec::new(),
             omitted: 0,
         };
-        let lock = OwnLock::of(&file);
-        Ok(Self {
-            _lock: lock,
-            file,
-            path,
-            sample,
-            bytes: Vec::new(),
-            due: Time(0),
-            shown: u64::MAX,
-        })
+        // Whose lock says that this process lives.
+        fork::withhold(&file);
+        let identity = fork::identity(file.as_raw_fd());
+        Ok(Self { file, identity, path, sample, bytes: Vec::new(), due: Time(0), shown: u64::MAX })
     }
 
     /// When [`publish`](Self::publish) has something to do; `None` if nothing is new.
@@ -153,6 +149,9 @@ impl Publisher {
         self.fill(adapter, calls);
         self.due = now.after(interval_ns(&self.sample));
         self.sample.encode(&mut self.bytes);
+        if fork::identity(self.file.as_raw_fd()) != self.identity {
+            return;
+        }
         if let Err(error) = spared(|| self.file.write_all_at(&self.bytes, 0)) {
             tracing::debug!(%error, "counters are not shown");
         }

@@ -152,8 +152,8 @@ pub enum EngineError {
     Fault(#[from] Fault),
     /// The process forked since the engine was opened, and this is the child.
     #[error(
-        "the engine belongs to the parent of this process; open the device anew after fork, or \
-         call exec"
+        "the engine belongs to the parent of this process, or the program has closed its descriptors; open the \
+         device anew after fork, or call exec"
     )]
     EngineGone,
     /// The kernel refuses a descriptor, thread or port.

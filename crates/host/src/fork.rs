@@ -1,106 +1,124 @@
 //! What happens to an engine when the program forks.
 //!
-//! The child inherits descriptors and memory but neither the helper thread nor the right to speak
-//! for the parent. So an engine belongs to the process that opened it: in a child every call on
-//! it fails, and dropping it there touches no socket.
+//! The child inherits descriptors and memory but neither the helper thread nor the right to speak for the
+//! parent. So an engine belongs to the process that opened it: in a child every call on it fails, and
+//! dropping it there touches no socket. Nor does it have the sockets: as long as it lived, peers would not
+//! hear that the parent is dead. A child of a bare `clone` has them.
 
-use std::fs::File;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use libc::c_int;
 
 /// How many forks lie between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 static INSTALLED: Once = Once::new();
 
-/// Files whose locks say that this process lives. The lock is that of an open file, which a child shares, and
-/// would keep when this process is dead.
-static LOCKED: [Locked; 64] = [const { Locked::new() }; 64];
+/// Descriptors in a part of the table of what children do not get, and how many parts there are.
+const PART: usize = 1024;
+const PARTS: usize = 1024;
 
-/// One of them.
-#[derive(Debug)]
-struct Locked {
-    taken: AtomicBool,
-    /// -1: none.
-    fd: AtomicI32,
-    device: AtomicU64,
-    inode: AtomicU64,
+/// By number: the open file that a child does not get ([`identity`]), 0 for none. Nobody says when a
+/// descriptor is closed: what has its number by then is another file, and is left alone. Parts are never
+/// freed.
+static WITHHELD: [AtomicPtr<Part>; PARTS] = [const { AtomicPtr::new(ptr::null_mut()) }; PARTS];
+
+type Part = [AtomicU64; PART];
+
+/// Has the children of this process not get a descriptor, but one of nothing by the same number: of sockets,
+/// whose peers are to hear when this process dies, and of files whose locks say that it lives. The open file
+/// must be one of its own kind by number (a socket or a file on a disk, not a counter or a set of epoll).
+/// Descriptors beyond the first million, and one that another thread has just opened when the process forks,
+/// are kept.
+pub(crate) fn withhold(fd: &impl AsRawFd) {
+    let fd = fd.as_raw_fd();
+    let at = usize::try_from(fd).unwrap_or(usize::MAX);
+    let (Some(part), Some(identity)) = (WITHHELD.get(at / PART), identity(fd)) else { return };
+    let mut found = part.load(Ordering::Acquire);
+    if found.is_null() {
+        let new: *mut Part = Box::into_raw(Box::new([const { AtomicU64::new(0) }; PART]));
+        let put = part.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
+        found = put.map_or_else(
+            |other| {
+                // SAFETY: another thread was faster, so nobody has seen this one.
+                drop(unsafe { Box::from_raw(new) });
+                other
+            },
+            |_| new,
+        );
+    }
+    // SAFETY: a part lives for ever once it is in the table.
+    let found = unsafe { &*found };
+    found[at % PART].store(identity, Ordering::Release);
 }
 
-impl Locked {
-    const fn new() -> Self {
-        let (device, inode) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { taken: AtomicBool::new(false), fd: AtomicI32::new(-1), device, inode }
-    }
-
-    /// In a child: has the descriptor, if it is still that of the file, be one of another.
-    fn give_up(&self, other: libc::c_int) {
-        let fd = self.fd.swap(-1, Ordering::Relaxed);
-        let mut data = MaybeUninit::<libc::stat>::uninit();
-        // SAFETY: there is room for an answer, which is read if there is one. Nobody uses the descriptor in a
-        // child, but to close it, so it keeps its number.
-        unsafe {
-            if fd < 0 || libc::fstat(fd, data.as_mut_ptr()) != 0 {
-                return;
-            }
-            let data = data.assume_init();
-            let found = (data.st_dev, data.st_ino);
-            if found == (self.device.load(Ordering::Relaxed), self.inode.load(Ordering::Relaxed)) {
-                libc::dup3(other, fd, libc::O_CLOEXEC);
-            }
+/// What tells an open file from others: its device and inode, which sockets have, too. Async-signal-safe.
+pub(crate) fn identity(fd: c_int) -> Option<u64> {
+    let mut data = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: there is room for an answer, which is read if there is one.
+    let data = unsafe {
+        if libc::fstat(fd, data.as_mut_ptr()) != 0 {
+            return None;
         }
-    }
-}
-
-/// Has the children of this process not share the lock of a file, as long as this lives. It is to be dropped
-/// before the file is.
-#[derive(Debug)]
-pub(crate) struct OwnLock(Option<&'static Locked>);
-
-impl OwnLock {
-    /// Of that file. Where there are very many, children share the locks of the last.
-    pub(crate) fn of(file: &File) -> Self {
-        let Ok(data) = file.metadata() else { return Self(None) };
-        let free = LOCKED.iter().find(|it| !it.taken.swap(true, Ordering::Acquire));
-        if let Some(locked) = free {
-            locked.device.store(data.dev(), Ordering::Relaxed);
-            locked.inode.store(data.ino(), Ordering::Relaxed);
-            locked.fd.store(file.as_raw_fd(), Ordering::Release);
-        }
-        Self(free)
-    }
-}
-
-impl Drop for OwnLock {
-    fn drop(&mut self) {
-        if let Some(locked) = self.0 {
-            locked.fd.store(-1, Ordering::Relaxed);
-            locked.taken.store(false, Ordering::Release);
-        }
-    }
+        data.assume_init()
+    };
+    Some((data.st_ino ^ data.st_dev.rotate_right(16)).max(1))
 }
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    if LOCKED.iter().all(|it| it.fd.load(Ordering::Acquire) < 0) {
-        return;
+    let mut nothing = Nothing { fd: -1, is_extra: false };
+    for (part_at, part) in WITHHELD.iter().enumerate() {
+        // SAFETY: null, or a part, which lives for ever.
+        let Some(part) = (unsafe { part.load(Ordering::Acquire).as_ref() }) else { continue };
+        for (at, withheld) in part.iter().enumerate() {
+            let fd = (part_at * PART + at) as c_int;
+            let expected = withheld.swap(0, Ordering::Relaxed);
+            if expected != 0 && identity(fd) == Some(expected) {
+                nothing.take_the_place_of(fd);
+            }
+        }
     }
-    // Some open file that has no name and needs no right.
-    // SAFETY: takes integers only; so does `close`, of what is only known here.
-    unsafe {
-        let other = libc::eventfd(0, libc::EFD_CLOEXEC);
-        if other >= 0 {
-            LOCKED.iter().for_each(|it| it.give_up(other));
-            libc::close(other);
+    if nothing.is_extra {
+        // SAFETY: takes an integer: a descriptor of what is only known here.
+        unsafe { libc::close(nothing.fd) };
+    }
+}
+
+/// Some open file that has no name, needs no right, and is good for nothing; -1 until it is there.
+struct Nothing {
+    fd: c_int,
+    /// Whether its number is not one that it was to take.
+    is_extra: bool,
+}
+
+impl Nothing {
+    /// In a child, which has one thread. The number stays taken, as its owner may close it yet.
+    fn take_the_place_of(&mut self, fd: c_int) {
+        // SAFETY: these take integers only. Nobody uses the descriptor in a child, but to close it.
+        unsafe {
+            // First, as there may be no more descriptors than there are.
+            libc::close(fd);
+            if self.fd < 0 {
+                self.fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+                self.is_extra = self.fd >= 0 && self.fd != fd;
+            }
+            if self.fd >= 0 && self.fd != fd {
+                libc::dup3(self.fd, fd, libc::O_CLOEXEC);
+            }
         }
     }
 }
 
 /// The process that something was made in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Birthplace(u32);
+#[derive(Debug)]
+pub(crate) struct Birthplace(AtomicU32);
+
+/// Nobody forks so often.
+const NOWHERE: u32 = u32::MAX;
 
 impl Birthplace {
     /// This process.
@@ -113,51 +131,145 @@ impl Birthplace {
                 tracing::warn!("cannot watch for fork; do not use inherited objects in a child");
             }
         });
-        Self(GENERATION.load(Ordering::Relaxed))
+        Self(AtomicU32::new(GENERATION.load(Ordering::Relaxed)))
+    }
+
+    /// From now on it is of no process: what is there is dead. Whether it was of this one.
+    pub(crate) fn leave(&self) -> bool {
+        self.0.swap(NOWHERE, Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed)
     }
 
     /// False in a child of that process.
     #[inline]
-    pub(crate) fn is_here(self) -> bool {
-        self.0 == GENERATION.load(Ordering::Relaxed)
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == GENERATION.load(Ordering::Relaxed)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::TryLockError;
-    use std::io::{Read, Write};
+    use std::fs::{File, TryLockError};
+    use std::io::{PipeReader, PipeWriter, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
 
     use super::*;
 
+    /// A child that lives until this is dropped.
+    struct Child {
+        number: libc::pid_t,
+        hold: Option<PipeWriter>,
+    }
+
+    impl Child {
+        /// One that has told what `look` says there.
+        fn new(look: impl FnOnce() -> bool) -> (Self, bool) {
+            let ((mut told, mut tell), (mut held, hold)): (_, (PipeReader, _)) =
+                (std::io::pipe().unwrap(), std::io::pipe().unwrap());
+            // SAFETY: the child makes system calls only, and ends.
+            let number = unsafe { libc::fork() };
+            if number == 0 {
+                drop(hold);
+                let _ = tell.write_all(&[u8::from(look())]);
+                // Until the parent is done.
+                let _ = held.read(&mut [0]);
+                // SAFETY: ends this process at once.
+                unsafe { libc::_exit(0) };
+            }
+            let mut answer = [0];
+            told.read_exact(&mut answer).unwrap();
+            (Self { number, hold: Some(hold) }, answer == [1])
+        }
+    }
+
+    impl Drop for Child {
+        fn drop(&mut self) {
+            self.hold = None;
+            // SAFETY: waits for our own child.
+            unsafe { libc::waitpid(self.number, ptr::null_mut(), 0) };
+        }
+    }
+
+    fn is_alone(test: &str) -> bool {
+        crate::testing::is_alone(&format!("fork::tests::{test}"))
+    }
+
     #[test]
     fn a_child_does_not_keep_a_lock() {
+        if !is_alone("a_child_does_not_keep_a_lock") {
+            return;
+        }
         let path = std::env::temp_dir().join(format!("quipu-fork-{}", std::process::id()));
         let file = File::create(&path).unwrap();
         file.try_lock().unwrap();
         Birthplace::here();
-        let own = OwnLock::of(&file);
-        let ((mut told, mut tell), (mut held, hold)) =
-            (std::io::pipe().unwrap(), std::io::pipe().unwrap());
-        // SAFETY: the child makes system calls only, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            drop(hold);
-            let _ = tell.write_all(b"x");
-            // Until the parent is done.
-            let _ = held.read(&mut [0]);
-            // SAFETY: ends this process at once.
-            unsafe { libc::_exit(0) };
-        }
-        told.read_exact(&mut [0]).unwrap();
+        withhold(&file);
+        let (child, _) = Child::new(|| true);
         let other = File::open(&path).unwrap();
         assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)), "the parent has it");
-        drop(own);
         drop(file);
         other.try_lock().unwrap();
-        drop(hold);
-        // SAFETY: waits for our own child.
-        assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+        drop(child);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn the_end_of_a_stream_is_heard_while_a_child_lives() {
+        if !is_alone("the_end_of_a_stream_is_heard_while_a_child_lives") {
+            return;
+        }
+        Birthplace::here();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        theirs.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        withhold(&ours);
+        let number = ours.as_raw_fd();
+        // The number is still taken.
+        // SAFETY: takes an integer.
+        let (child, taken) = Child::new(|| unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 });
+        assert!(taken);
+        // As the kernel does for a process that is killed.
+        drop(ours);
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
+        drop(child);
+    }
+
+    #[test]
+    fn what_has_a_number_that_was_withheld_is_left_alone() {
+        if !is_alone("what_has_a_number_that_was_withheld_is_left_alone") {
+            return;
+        }
+        Birthplace::here();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let old = TcpStream::connect(address).unwrap();
+        let number = old.as_raw_fd();
+        withhold(&old);
+        let new = TcpStream::connect(address).unwrap();
+        // SAFETY: one of our own takes the place of another.
+        assert_eq!(unsafe { libc::dup2(new.as_raw_fd(), number) }, number);
+        let expected = identity(number);
+        let (_child, same) = Child::new(|| identity(number) == expected);
+        assert!(same);
+    }
+
+    /// Where the limit is reached, too.
+    #[test]
+    fn a_child_that_may_have_no_descriptor_gives_up_what_it_has() {
+        if !is_alone("a_child_that_may_have_no_descriptor_gives_up_what_it_has") {
+            return;
+        }
+        Birthplace::here();
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        withhold(&theirs);
+        let mut fill: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        // But for the pipes to the child.
+        fill.truncate(fill.len() - 4);
+        let (child, _) = Child::new(|| true);
+        drop(theirs);
+        ours.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(ours.read(&mut [0]).unwrap(), 0);
+        drop(child);
     }
 }

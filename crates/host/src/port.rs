@@ -15,8 +15,14 @@ use crate::sys;
 /// Whether the interface of `address` is up and running, and has it still. `true` where the kernel
 /// does not say.
 pub(crate) fn is_up(address: &HostAddress) -> bool {
-    let Ok(all) = host_addresses() else { return true };
-    find_address(&all, address.ip).is_some_and(|found| found.up && found.running)
+    interface(address).is_some()
+}
+
+/// The index of the interface that has `address` by now, if it is up and running.
+fn interface(address: &HostAddress) -> Option<u32> {
+    let Ok(all) = host_addresses() else { return Some(address.index) };
+    let found = find_address(&all, address.ip).filter(|found| found.up && found.running);
+    found.map(|found| found.index)
 }
 
 /// Notices of changes.
@@ -24,7 +30,8 @@ pub(crate) fn is_up(address: &HostAddress) -> bool {
 pub(crate) struct Port {
     fd: OwnedFd,
     address: HostAddress,
-    up: bool,
+    /// That which has the address and is up; it may be another one the next time.
+    interface: Option<u32>,
 }
 
 impl Port {
@@ -36,7 +43,9 @@ impl Port {
     pub(crate) fn watch(address: &HostAddress) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: takes integers.
-        let fd = sys::adopt(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
+        let fd = sys::adopt_socket(unsafe {
+            libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE)
+        })?;
         // SAFETY: sockaddr_nl is plain data, for which all zeroes is a valid value.
         let mut own: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
         own.nl_family = libc::AF_NETLINK as libc::sa_family_t;
@@ -45,8 +54,8 @@ impl Port {
         let len = size_of_val(&own) as socklen_t;
         // SAFETY: the address is a live structure of `len` bytes.
         sys::check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const own).cast(), len) })?;
-        let up = is_up(address);
-        Ok(Self { fd, address: address.clone(), up })
+        let interface = interface(address);
+        Ok(Self { fd, address: address.clone(), interface })
     }
 
     /// The descriptor that is readable when something has changed.
@@ -61,7 +70,7 @@ impl Port {
         loop {
             match sys::receive(&self.fd, &mut buffer) {
                 Ok(0) => break,
-                Ok(len) => concerned |= concerns(&buffer[..len], self.address.index),
+                Ok(len) => concerned |= concerns(&buffer[..len], self.interface),
                 Err(error) if sys::would_block(&error) => break,
                 // More notices than there was room for, perhaps one for us.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => concerned = true,
@@ -72,17 +81,18 @@ impl Port {
         if !concerned {
             return None;
         }
-        let before = std::mem::replace(&mut self.up, is_up(&self.address));
-        match (before, self.up) {
-            (true, false) => Some(AsyncEvent::PortErr),
-            (false, true) => Some(AsyncEvent::PortActive),
+        let before = std::mem::replace(&mut self.interface, interface(&self.address));
+        match (before, self.interface) {
+            (Some(_), None) => Some(AsyncEvent::PortErr),
+            (None, Some(_)) => Some(AsyncEvent::PortActive),
             _ => None,
         }
     }
 }
 
-/// Whether a message among `bytes` is about the interface with this index, or one of its addresses.
-fn concerns(mut bytes: &[u8], index: u32) -> bool {
+/// Whether a message among `bytes` is about the interface with this index, or one of its addresses; about
+/// any, if none is given.
+fn concerns(mut bytes: &[u8], index: Option<u32>) -> bool {
     /// Bytes of `struct nlmsghdr`, behind which `ifinfomsg` and `ifaddrmsg` both have the index of
     /// the interface in their second word.
     const HEADER: usize = 16;
@@ -95,7 +105,8 @@ fn concerns(mut bytes: &[u8], index: u32) -> bool {
             kind as u16,
             libc::RTM_NEWLINK | libc::RTM_DELLINK | libc::RTM_NEWADDR | libc::RTM_DELADDR
         );
-        if link_or_address && word(bytes, HEADER + 4) == Some(index) {
+        let about = word(bytes, HEADER + 4);
+        if link_or_address && about.is_some_and(|about| index.is_none_or(|it| it == about)) {
             return true;
         }
         let next = (len as usize).next_multiple_of(4);
@@ -125,14 +136,16 @@ mod tests {
     fn notices_about_other_interfaces_do_not_concern_us() {
         let other = message(libc::RTM_NEWLINK, 3);
         let ours = message(libc::RTM_DELADDR, 7);
-        assert!(!concerns(&other, 7));
-        assert!(concerns(&ours, 7));
-        assert!(concerns(&[other.clone(), ours].concat(), 7));
-        assert!(!concerns(&message(libc::RTM_NEWROUTE, 7), 7));
+        assert!(!concerns(&other, Some(7)));
+        assert!(concerns(&ours, Some(7)));
+        assert!(concerns(&[other.clone(), ours].concat(), Some(7)));
+        assert!(!concerns(&message(libc::RTM_NEWROUTE, 7), Some(7)));
+        assert!(concerns(&other, None), "the address may be there now");
+        assert!(!concerns(&message(libc::RTM_NEWROUTE, 7), None));
         for cut in 0..24 {
-            assert!(!concerns(&message(libc::RTM_NEWLINK, 7)[..cut], 7));
+            assert!(!concerns(&message(libc::RTM_NEWLINK, 7)[..cut], Some(7)));
         }
-        assert!(!concerns(&[0; 64], 7), "a length of nothing ends it");
+        assert!(!concerns(&[0; 64], Some(7)), "a length of nothing ends it");
     }
 
     #[test]
@@ -144,7 +157,7 @@ mod tests {
         assert!(!is_up(&gone), "nobody has this address");
         if let Ok(mut port) = Port::watch(&loopback) {
             assert_eq!(port.news(), None);
-            port.up = false;
+            port.interface = None;
             assert_eq!(port.news(), None, "without a notice nobody looks");
         }
     }

@@ -19,6 +19,8 @@ pub(crate) use self::wait::{
     wait_readable_within, wait_writable,
 };
 
+use crate::fork;
+
 mod wait;
 
 /// The lowest number that a descriptor of ours may have.
@@ -41,6 +43,13 @@ pub(crate) fn adopt(fd: c_int) -> io::Result<OwnedFd> {
     // knows, as `from_raw_fd` asks.
     let owned = unsafe { OwnedFd::from_raw_fd(check(fd)?) };
     above_standard_fd(owned)
+}
+
+/// As [`adopt`], of a socket: children of fork do not get it.
+pub(crate) fn adopt_socket(fd: c_int) -> io::Result<OwnedFd> {
+    let socket = adopt(fd)?;
+    fork::withhold(&socket);
+    Ok(socket)
 }
 
 /// The same open file by a descriptor above the standard ones.
@@ -212,7 +221,7 @@ pub(crate) fn udp_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers.
-    let fd = adopt(unsafe { libc::socket(family, kind, 0) })?;
+    let fd = adopt_socket(unsafe { libc::socket(family, kind, 0) })?;
     if ip.is_ipv6() {
         set_option(&fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
     }
@@ -287,7 +296,7 @@ pub(crate) fn tcp_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
-    adopt(unsafe { libc::socket(family, kind, libc::IPPROTO_TCP) })
+    adopt_socket(unsafe { libc::socket(family, kind, libc::IPPROTO_TCP) })
 }
 
 /// Binds a socket to an address.
@@ -331,7 +340,7 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, SocketAddr)> {
             libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
         )
     };
-    let fd = adopt(fd)?;
+    let fd = adopt_socket(fd)?;
     // SAFETY: the kernel filled in an address of its family, in zeroed storage.
     let peer = unsafe { RawAddr::decode(storage.as_ptr().cast()) };
     Ok((fd, peer.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?))

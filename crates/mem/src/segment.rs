@@ -245,6 +245,19 @@ impl Segment {
         self.shared(offset)
     }
 
+    /// What the atomic word of 4 bytes at `offset` holds at this moment, also of a read-only segment.
+    #[inline]
+    pub fn load_u32(&self, offset: usize) -> Result<u32, SegmentError> {
+        let base = self.part(offset, size_of::<u32>())?;
+        if base.addr().get() & 3 != 0 {
+            return Err(SegmentError::Misaligned);
+        }
+        // SAFETY: an aligned word of the segment's memory, which lives as long as this; others that know it
+        // use atomic operations too, and a plain load of a word that may only be read is allowed.
+        let word = unsafe { base.cast::<AtomicU32>().as_ref() };
+        Ok(word.load(core::sync::atomic::Ordering::Relaxed))
+    }
+
     /// `count` (not zero) atomic words of 8 bytes from `offset`. Those of a read-only segment must
     /// only be loaded.
     pub(crate) fn words(&self, offset: usize, count: usize) -> Result<Words, SegmentError> {

@@ -74,6 +74,28 @@ pub(crate) struct PendingRead {
     pub(crate) done: u32,
 }
 
+/// Bytes of the request at the front that the peer was asked for, since the kernel does not let them be
+/// fetched.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    /// Of which request, and where in it they begin.
+    pub(crate) sequence: u32,
+    pub(crate) offset: u32,
+    /// How many they are.
+    pub(crate) len: u32,
+    /// What has come of them.
+    pub(crate) bytes: Vec<u8>,
+    /// The peer does not have them.
+    pub(crate) denied: bool,
+}
+
+impl Asked {
+    /// Whether there is more to come.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.denied && self.bytes.len() < self.len as usize
+    }
+}
+
 /// The channel of a connected queue pair.
 pub(crate) struct ChannelPath {
     pub(crate) channel: Channel,
@@ -89,6 +111,11 @@ pub(crate) struct ChannelPath {
     pub(crate) peer_qp: u32,
     /// The read that is being answered.
     pub(crate) pending_read: Option<PendingRead>,
+    /// The peer could not fetch what a request referred to: the bytes of those to come go through the rings.
+    pub(crate) carries: bool,
+    /// Nor could this side put the bytes of a read to where the peer said.
+    pub(crate) answers: bool,
+    pub(crate) asked: Option<Box<Asked>>,
     /// Bytes done of the reference or read at the front of the request ring.
     pub(crate) front_done: u32,
     /// Bytes of the request at `sq.next` that were moved directly.
@@ -123,6 +150,9 @@ impl ChannelPath {
             peer_pd: 0,
             peer_qp: 0,
             pending_read: None,
+            carries: false,
+            answers: false,
+            asked: None,
             front_done: 0,
             direct_done: 0,
             offers: Offers::default(),
@@ -146,7 +176,8 @@ impl ChannelPath {
     /// Whether something waits for this side.
     pub(crate) fn has_incoming(&mut self) -> bool {
         let incoming = &mut self.channel.incoming;
-        incoming.responses.peek().is_some() || (incoming.requests.peek().is_some() && !self.stalled)
+        let waits = self.stalled || self.asked.as_ref().is_some_and(|asked| asked.is_open());
+        incoming.responses.peek().is_some() || (incoming.requests.peek().is_some() && !waits)
     }
 }
 

@@ -67,7 +67,9 @@ pub use datagram::{Arrival, DatagramDrops, Departure, MAX_DATAGRAM, MAX_DATAGRAM
 pub use error::{Fault, Loss};
 pub use event::{Action, Event, StreamChange};
 pub use fate::Fate;
-pub use link::{Atomic, Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault};
+pub use link::{
+    Atomic, FETCHED_MAX, LINK_MESSAGE_MAX, Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault,
+};
 pub use management::Region;
 pub use multicast::multicast_group;
 pub use plain::{Adoption, Role};

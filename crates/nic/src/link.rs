@@ -148,7 +148,35 @@ pub enum LinkMessage {
         /// The receiver's name for the connection.
         tag: u64,
     },
+    /// Asks for bytes that a request refers to and that cannot be fetched; there is to be no such request
+    /// any more.
+    Fetch {
+        /// The receiver's name for the connection.
+        tag: u64,
+        /// Which request of the channel.
+        sequence: u32,
+        /// Where in it the bytes begin.
+        offset: u32,
+        /// How many they are.
+        len: u32,
+    },
+    /// Some of them, in order; none where they cannot be had.
+    Fetched {
+        /// The receiver's name for the connection.
+        tag: u64,
+        /// As in the question.
+        sequence: u32,
+        /// Where in the request these begin.
+        offset: u32,
+        /// At most [`FETCHED_MAX`].
+        bytes: Vec<u8>,
+    },
 }
+
+/// The most bytes of a request in one message.
+pub const FETCHED_MAX: usize = 3840;
+/// The longest message.
+pub const LINK_MESSAGE_MAX: usize = FETCHED_MAX + 24;
 
 /// What one end of a channel must know of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,10 +188,11 @@ pub struct LinkEnd {
 }
 
 impl LinkMessage {
-    /// Appends the message to `out`: at most 128 bytes, in the host's byte order.
+    /// Appends the message to `out`: at most [`LINK_MESSAGE_MAX`] bytes, in the host's byte order.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut put = |words: &[u64]| words.iter().for_each(|word| out.extend(word.to_ne_bytes()));
-        let end = |end: &LinkEnd| [u64::from(end.bell) << 32 | u64::from(end.pd)];
+        let place = |sequence: u32, offset: u32| u64::from(sequence) << 32 | u64::from(offset);
+        let end = |end: &LinkEnd| [place(end.bell, end.pd)];
         match self {
             Self::Request { tag, hello, offset, end: of } => {
                 put(&[1, *tag, *offset]);
@@ -179,6 +208,13 @@ impl LinkMessage {
                 out.extend(hello.to_bytes());
             }
             Self::Close { tag } => put(&[4, *tag]),
+            Self::Fetch { tag, sequence, offset, len } => {
+                put(&[5, *tag, place(*sequence, *offset), u64::from(*len)]);
+            }
+            Self::Fetched { tag, sequence, offset, bytes } => {
+                put(&[6, *tag, place(*sequence, *offset)]);
+                out.extend_from_slice(bytes);
+            }
         }
     }
 
@@ -200,6 +236,14 @@ impl LinkMessage {
             2 => Self::Accept { tag, own_tag: word(2)?, end: end(3)? },
             3 => Self::Reject { tag, hello: hello(16)? },
             4 => Self::Close { tag },
+            5 => {
+                let (place, len) = (word(2)?, word(3)? as u32);
+                Self::Fetch { tag, sequence: (place >> 32) as u32, offset: place as u32, len }
+            }
+            6 => {
+                let (place, bytes) = (word(2)?, bytes.get(24..)?.to_vec());
+                Self::Fetched { tag, sequence: (place >> 32) as u32, offset: place as u32, bytes }
+            }
             _ => return None,
         })
     }
@@ -482,10 +526,12 @@ mod tests {
             LinkMessage::Accept { tag: 1, own_tag: 2, end },
             LinkMessage::Reject { tag: 1, hello: hello(Kind::Reject(Reason::NotReady)) },
             LinkMessage::Close { tag: 9 },
+            LinkMessage::Fetch { tag: 9, sequence: 1 << 31, offset: 5, len: 6 },
+            LinkMessage::Fetched { tag: 9, sequence: 4, offset: 5, bytes: vec![7; FETCHED_MAX] },
         ] {
             let mut bytes = Vec::new();
             message.encode(&mut bytes);
-            assert!(bytes.len() <= 128);
+            assert!(bytes.len() <= LINK_MESSAGE_MAX);
             assert_eq!(LinkMessage::decode(&bytes), Some(message));
             for cut in 0..bytes.len() {
                 let _ = LinkMessage::decode(&bytes[..cut]);

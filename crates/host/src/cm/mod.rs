@@ -28,7 +28,7 @@ use self::socket::Socket;
 use self::stream::Stream;
 pub(crate) use self::stream::{KEEP_ALIVE_COUNT, KEEP_ALIVE_SECONDS};
 use crate::error::EngineError;
-use crate::net::listener::{Accepted, Acceptor};
+use crate::net::listener::{Accepted, Acceptor, Resting};
 use crate::net::token::{Slot, Token};
 use crate::sys::{self, Epoll, QueueFd};
 use crate::tap::Tap;
@@ -48,6 +48,7 @@ pub(crate) struct Manager {
     own: SocketAddr,
     epoll: Arc<Epoll>,
     acceptor: Acceptor,
+    resting: Resting<IdKey>,
     /// By the index of the identifier.
     sockets: Vec<Option<Socket>>,
     /// By the index of the stream.
@@ -95,6 +96,7 @@ impl Manager {
             own,
             epoll,
             acceptor: Acceptor::new()?,
+            resting: Resting::default(),
             sockets: Vec::new(),
             streams: Vec::new(),
             signals: Vec::new(),
@@ -377,6 +379,11 @@ impl Manager {
                 Accepted::Connection(fd, peer) => (fd, peer),
                 Accepted::Refused => continue,
                 Accepted::Nothing => break,
+                Accepted::Stuck => {
+                    self.epoll.remove(&listener.fd);
+                    self.resting.add(key, now);
+                    break;
+                }
             };
             any = true;
             let local = if listener.local.ip().is_unspecified() {
@@ -398,6 +405,17 @@ impl Manager {
             }
         }
         any
+    }
+
+    /// Looks at listeners again that have rested.
+    fn listen_again(&mut self, now: u64) {
+        for key in self.resting.wake(now) {
+            // It may be gone, or not listen any more.
+            if self.cm.has_id(key) && self.watch_socket(key).is_err() {
+                self.resting.add(key, now);
+            }
+            self.acceptor.refill();
+        }
     }
 
     fn admit(
@@ -481,10 +499,11 @@ impl Manager {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        self.cm.poll_timeout()
+        [self.cm.poll_timeout(), self.resting.over()].into_iter().flatten().min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: u64) {
+        self.listen_again(now);
         self.cm.handle_timeout(now);
         self.settle(now);
     }

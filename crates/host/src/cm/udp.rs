@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use libc::{c_int, c_void, socklen_t};
 
-use crate::sys::{self, RawAddr, adopt, check_len};
+use crate::sys::{self, RawAddr, adopt_socket, check_len};
 
 /// Room for the one control message that is used, aligned as control messages are.
 #[repr(C, align(8))]
@@ -18,7 +18,7 @@ pub(super) fn socket(ip: IpAddr) -> io::Result<OwnedFd> {
     let family = if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
-    adopt(unsafe { libc::socket(family, kind, libc::IPPROTO_UDP) })
+    adopt_socket(unsafe { libc::socket(family, kind, libc::IPPROTO_UDP) })
 }
 
 /// Has datagrams come with the address that they were sent to.

@@ -210,8 +210,7 @@ impl Engine {
             }
             let most = patience.left()?;
             if core.driver {
-                drop(core);
-                wait_readable(fd, most)?;
+                self.sleep_beside_driver(core, || wait_readable(fd, most))?;
                 continue;
             }
             if any {

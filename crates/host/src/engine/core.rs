@@ -92,6 +92,8 @@ pub(crate) struct Core {
     pub(super) polls_since_look: u32,
     /// When epoll was asked last, in nanoseconds. The helper reads it without the lock.
     pub(super) looked_at: Arc<AtomicU64>,
+    /// The set of epoll is none any more: the program has closed the descriptors of the engine.
+    pub(super) blind: bool,
     pub(super) polls_since_reading: u32,
     pub(super) last_look: LastLook,
     /// So many polls more need not ask whether memory that is shared with peers is all there is to look at:
@@ -145,6 +147,7 @@ impl Core {
             hits: 0,
             polls_since_look: 0,
             looked_at: Arc::default(),
+            blind: false,
             polls_since_reading: 0,
             last_look: LastLook::default(),
             calm: 0,
@@ -182,8 +185,7 @@ impl Core {
         self.looked_at.store(now.0, Ordering::Relaxed);
         self.calls.looks += 1;
         let mut ready = self.ready.take().unwrap_or_else(|| Box::new(ReadyList::new()));
-        // The set and the list are valid, so this cannot fail.
-        let _ = self.epoll.wait(&mut ready, Some(Duration::ZERO));
+        self.blind |= self.epoll.wait(&mut ready, Some(Duration::ZERO)).is_err();
         self.net.note_look();
         let any = self.dispatch(now, &ready);
         self.ready = Some(ready);

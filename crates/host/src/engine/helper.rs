@@ -18,6 +18,7 @@ use super::Inner;
 use super::core::HelperMode;
 use crate::clock::kernel_ns;
 use crate::error::EngineError;
+use crate::link::life::Life;
 use crate::lock::{futex_wait, futex_wake};
 use crate::sys::{self, EventFd, ReadyList, wait_either};
 
@@ -234,10 +235,16 @@ impl Inner {
     /// The helper's life.
     fn help(&self) {
         let mut ready = ReadyList::new();
+        let _life = self.life.as_ref().map(Life::begin);
         while !self.helper.stopped() {
             self.doze();
             if !self.helper.stopped() {
                 self.watch(&mut ready);
+            }
+            let blind = self.core.lock().blind;
+            if blind {
+                self.give_up();
+                return;
             }
         }
     }
@@ -309,7 +316,7 @@ impl Inner {
             core.helper = HelperMode::Armed;
             // Here and below: a thread of the program that waits for descriptors has armed the
             // engine for itself, which must not be touched.
-            if core.driver || self.helper.stopped() {
+            if core.driver || core.blind || self.helper.stopped() {
                 return;
             }
             if core.run() {
@@ -322,15 +329,17 @@ impl Inner {
             if let Some(step) = self.helper.before_sleep.lock().unwrap().take() {
                 step();
             }
-            wait_either(self.epoll.fd(), self.helper.bell.fd(), limit);
-            self.helper.bell.clear();
+            let mut valid = wait_either(self.epoll.fd(), self.helper.bell.fd(), limit);
+            if valid {
+                self.helper.bell.clear();
+            }
             let polling = self.is_busy(polls);
             if !polling {
-                // Both descriptors are valid, so this cannot fail.
-                let _ = self.epoll.wait(ready, Some(Duration::ZERO));
+                valid &= self.epoll.wait(ready, Some(Duration::ZERO)).is_ok();
             }
             let mut core = self.lock();
-            if core.driver {
+            core.blind |= !valid;
+            if core.driver || core.blind {
                 return;
             }
             if polling {
@@ -346,7 +355,58 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::tests::idle;
+    use crate::SameHost;
+    use crate::engine::tests::{End, idle};
+
+    /// As programs do that become a daemon.
+    #[test]
+    fn an_engine_whose_descriptors_the_program_closes_is_dead_and_quiet() {
+        const TEST: &str = "engine::helper::tests::\
+            an_engine_whose_descriptors_the_program_closes_is_dead_and_quiet";
+        if !crate::testing::is_alone(TEST) {
+            return;
+        }
+        let end = std::time::Instant::now() + Duration::from_secs(20);
+        let [here, there] = End::pair(SameHost::Auto);
+        there.send();
+        here.receive();
+        let (says, asleep) = mpsc::channel();
+        let (wake, waits) = mpsc::channel::<()>();
+        *here.engine.inner.helper.before_sleep.lock().unwrap() = Some(Box::new(move || {
+            says.send(()).unwrap();
+            let _ = waits.recv();
+        }));
+        here.send();
+        asleep.recv_timeout(Duration::from_secs(20)).unwrap();
+        // SAFETY: takes integers only. What belongs to others in this process is dead from now on.
+        assert_eq!(unsafe { libc::close_range(3, libc::c_uint::MAX, 0) }, 0);
+        wake.send(()).unwrap();
+        let is_over = || {
+            let thread = here.engine.inner.helper.thread.lock().unwrap();
+            thread.as_ref().is_some_and(JoinHandle::is_finished)
+        };
+        while !is_over() {
+            assert!(std::time::Instant::now() < end, "the helper goes on");
+            std::thread::yield_now();
+        }
+        assert!(matches!(here.engine.create_channel(), Err(EngineError::EngineGone)));
+        // The other one hears of it when it asks epoll.
+        while there.engine.create_channel().is_ok() {
+            assert!(std::time::Instant::now() < end, "calls go on");
+            let _ = there.engine.poll_cq_each(there.cq, 1, |_| {});
+        }
+        assert!(matches!(
+            there.engine.poll_cq_each(there.cq, 1, |_| {}),
+            Err(EngineError::EngineGone)
+        ));
+        // What it says is in no file of a program's that has those numbers now.
+        let (path, file) = (std::env::temp_dir(), std::fs::File::create_new);
+        let path = path.join(format!("quipu-closed-{}", std::process::id()));
+        let _file = file(&path).unwrap();
+        drop((here, there));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn a_thread_has_begun_when_it_is_started() {

@@ -45,7 +45,8 @@ use crate::counters::Publisher;
 use crate::datagram::Datagrams;
 use crate::error::{EngineError, OpenError};
 use crate::fork::Birthplace;
-use crate::link::segment::{self, DIRECTORY_BYTES, Writers};
+use crate::link::life;
+use crate::link::segment::{self, DIRECTORY_BYTES, LIFE_BYTES, Writers};
 use crate::link::{self, Identity, Links};
 use crate::lock::{Guard, Lock};
 use crate::mapped::Mappings;
@@ -92,6 +93,8 @@ pub(crate) struct Inner {
     core: Lock<Core>,
     epoll: Arc<Epoll>,
     helper: Helper,
+    /// What tells peers that this process lives, if there is such.
+    life: Option<life::Word>,
     /// Polls so far, but for those that needed no look. Written under the lock, read by the helper without.
     polls: AtomicU64,
     spared: Spared,
@@ -150,6 +153,7 @@ impl Engine {
         let datagrams = Datagrams::new(own, address.index, Arc::clone(&epoll));
         let (links, directory) = open_links(&config, Gid::from(address.ip), &epoll)
             .map_err(system("an identity for peers"))?;
+        let life = directory.as_ref().and_then(life::Word::of);
         // What it shows of itself has the name that programs know.
         let device = config.devices.first().map_or(Device::Quipu0.name(), |device| device.name());
         let tap = match &config.capture {
@@ -229,6 +233,7 @@ impl Engine {
             core: Lock::new(core, !uniprocessor),
             epoll,
             helper: Helper::new().map_err(system("an eventfd"))?,
+            life,
             polls: AtomicU64::new(0),
             spared: Spared::new(),
             asked_at: AtomicU64::new(u64::MAX / 2),
@@ -317,7 +322,21 @@ impl Inner {
     /// Takes the lock, unless this is a forked child, where it may be held by nobody for ever.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>, EngineError> {
-        if self.birthplace.is_here() { Ok(self.lock()) } else { Err(EngineError::EngineGone) }
+        if !self.birthplace.is_here() {
+            return Err(EngineError::EngineGone);
+        }
+        let core = self.lock();
+        if core.blind { Err(self.give_up()) } else { Ok(core) }
+    }
+
+    /// The program has closed the engine's descriptors, and may have files of its own by their numbers:
+    /// nothing is done with them from now on, as in a child of fork.
+    #[cold]
+    fn give_up(&self) -> EngineError {
+        if self.birthplace.leave() {
+            tracing::error!("the program has closed descriptors of the engine, which is dead now");
+        }
+        EngineError::EngineGone
     }
 
     /// The same to post or poll, which says itself when what it does changes what polls have to look at.
@@ -425,7 +444,7 @@ fn open_links(
     let (mut usable, mut directory, mut shown) = (false, None, None);
     if config.same_host != SameHost::Never {
         // Without a directory this still tells whether shared memory works here.
-        match segment::create(c"quipu-directory", DIRECTORY_BYTES, Writers::Creator) {
+        match segment::create(c"quipu-directory", DIRECTORY_BYTES + LIFE_BYTES, Writers::Creator) {
             Ok((fd, segment)) if config.peer_memory != PeerMemoryPolicy::Never => {
                 (usable, directory, shown) = (true, Some(segment), Some(fd));
             }

@@ -301,8 +301,7 @@ impl Engine {
                 return Err(EngineError::WouldBlock);
             }
             if core.driver {
-                drop(core);
-                wait_readable(fd, None)?;
+                self.sleep_beside_driver(core, || wait_readable(fd, None))?;
                 continue;
             }
             let attend = |core: &mut Core| core.events.attend_tcp(context, whose);

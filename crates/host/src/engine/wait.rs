@@ -51,6 +51,8 @@ pub(crate) struct Sleepers {
     asleep: u32,
     /// How many sleeps ago it was of several, counted backwards.
     company: u32,
+    /// Threads that wait for a descriptor because another one waits inside the engine.
+    beside: u32,
 }
 
 impl Sleepers {
@@ -164,8 +166,7 @@ impl Engine {
             }
             let most = patience.left()?;
             if core.driver {
-                drop(core);
-                wait_readable(fd, most)?;
+                self.sleep_beside_driver(core, || wait_readable(fd, most))?;
                 continue;
             }
             if !any && let Some(event) = self.drive(core, most, attend(channel), leave(channel))? {
@@ -198,9 +199,11 @@ impl Engine {
         }
         if core.driver {
             let fd = core.events.channel_fd(channel)?;
-            drop(core);
-            wait_either(&fd, &other.as_raw_fd(), most);
-            return Ok(None);
+            let wait = || {
+                wait_either(&fd, &other.as_raw_fd(), most);
+                Ok(())
+            };
+            return self.sleep_beside_driver(core, wait).map(|()| None);
         }
         let others = [sys::poll_entry(other, libc::POLLIN)];
         match self.drive_beside(core, (&others, 0), most, attend(channel), leave(channel)) {
@@ -257,6 +260,19 @@ impl Engine {
             self.inner.helper.call();
         }
         look(fds, most).map(Some)
+    }
+
+    /// Waits for a descriptor while another thread waits inside the engine.
+    pub(super) fn sleep_beside_driver(
+        &self,
+        mut core: Guard<'_, Core>,
+        wait: impl FnOnce() -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        core.sleepers.beside += 1;
+        drop(core);
+        let waited = wait();
+        self.enter()?.sleepers.beside -= 1;
+        waited
     }
 
     /// Waits for descriptors on behalf of the whole engine, once, for `most` at most, or until a signal
@@ -329,8 +345,11 @@ impl Engine {
         core.driver = false;
         core.finish_wait(&ready);
         let event = leave(&mut core);
-        let left = core.sleepers.others_sleep(own) && core.helper == HelperMode::Dozing;
-        let call = left || core.helper == HelperMode::Resting;
+        // Where another process does the work the helper dozes for long.
+        let left = core.sleepers.others_sleep(own)
+            || (core.sleepers.beside > 0 && core.attached.is_some());
+        let call =
+            (left && core.helper == HelperMode::Dozing) || core.helper == HelperMode::Resting;
         drop(core);
         if call {
             self.inner.helper.call();

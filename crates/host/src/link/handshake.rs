@@ -22,7 +22,7 @@ use quipu_nic::Gid;
 use super::probe::Number;
 
 /// Changes whenever anything that two engines share changes its form.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const MAGIC: [u8; 4] = *b"QPLK";
 
 /// Names an engine: random, chosen when it is opened.

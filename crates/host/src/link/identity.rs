@@ -9,7 +9,7 @@ use quipu_nic::Gid;
 
 use super::handshake::{EngineName, Hello, Message};
 use super::probe::{Number, Proof};
-use super::segment::{DIRECTORY_BYTES, LIST_BYTES, MAX_BYTES, Writers};
+use super::segment::{DIRECTORY_BYTES, LIFE_BYTES, LIST_BYTES, MAX_BYTES, Writers};
 use super::{probe, segment, socket};
 use crate::config::PeerMemoryPolicy;
 use crate::{pages, sys};
@@ -103,7 +103,8 @@ impl Identity {
     pub(super) fn accept_shown(&self, fds: &[OwnedFd]) -> io::Result<Shown> {
         let attach = |fd, most| segment::attach(fd, Writers::Creator, most);
         let mut fds = fds.iter();
-        let directory = fds.next().map(|fd| attach(fd, DIRECTORY_BYTES)).transpose()?;
+        let directory =
+            fds.next().map(|fd| attach(fd, DIRECTORY_BYTES + LIFE_BYTES)).transpose()?;
         let pages = fds.next().map(|fd| attach(fd, LIST_BYTES)).transpose()?;
         let pages = pages.map(|pages| SharedPagesReader::new(&pages)).transpose();
         Ok(Shown { directory, pages: pages.map_err(io::Error::other)? })

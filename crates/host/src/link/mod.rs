@@ -12,6 +12,7 @@
 
 mod handshake;
 mod identity;
+pub(crate) mod life;
 mod peer_memory;
 pub(crate) mod probe;
 pub(crate) mod segment;
@@ -30,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::c_int;
 use quipu_mem::Segment;
-use quipu_nic::{ConnId, Fault, Gid, LinkId, LinkMessage, PeerMemory, Time};
+use quipu_nic::{ConnId, Fault, Gid, LINK_MESSAGE_MAX, LinkId, LinkMessage, PeerMemory, Time};
 
 use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
@@ -53,6 +54,9 @@ const OUTBOX_MAX: usize = 65_536;
 const MESSAGES_PER_TURN: usize = 64;
 /// Address space that the arenas of all peers may take together.
 const MAPPED_MAX: usize = 8 << 40;
+
+/// A message of the adapter's has one byte in front.
+const _: () = assert!(LINK_MESSAGE_MAX < socket::MAX_MESSAGE);
 
 const READ: c_int = libc::EPOLLIN | libc::EPOLLRDHUP;
 
@@ -297,8 +301,8 @@ impl Links {
                 }
                 Accepted::Connection(..) => {}
                 Accepted::Nothing => return,
-                Accepted::Refused if acceptor.has_reserve() => {}
-                Accepted::Refused => return self.stop_listening(index),
+                Accepted::Refused => {}
+                Accepted::Stuck => return self.stop_listening(index),
             }
         }
     }
@@ -307,7 +311,9 @@ impl Links {
     /// the listener readable for ever, and wait.
     fn stop_listening(&mut self, index: u32) {
         tracing::warn!("out of descriptors; engines of this host go by TCP; raise ulimit -n");
-        self.listeners[index as usize] = None;
+        if let Some(listener) = self.listeners[index as usize].take() {
+            self.epoll.remove(&listener);
+        }
         if let Some(acceptor) = &mut self.acceptor {
             acceptor.refill();
         }

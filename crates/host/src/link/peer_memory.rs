@@ -9,6 +9,7 @@ use libc::{c_ulong, c_void, iovec, pid_t};
 use quipu_mem::{Segment, SharedPagesReader};
 use quipu_nic::{Atomic, PeerMemory, PeerMemoryFault};
 
+use super::life::Sight;
 use super::windows::Windows;
 
 /// Pieces that one system call takes; enough for most lists, and small enough for the stack.
@@ -20,6 +21,8 @@ pub(crate) struct ProcessMemory {
     pid: pid_t,
     /// Cleared when the link to the process breaks: its number may then belong to another one.
     alive: Arc<AtomicBool>,
+    /// Says the same sooner, where the peer tells by it.
+    life: Option<Sight>,
     /// What of its memory it offers to be mapped.
     windows: Option<Mutex<Windows>>,
 }
@@ -27,7 +30,17 @@ pub(crate) struct ProcessMemory {
 impl ProcessMemory {
     /// The memory of `pid`, as long as `alive` says so.
     pub(crate) fn new(pid: pid_t, alive: Arc<AtomicBool>) -> Self {
-        Self { pid, alive, windows: None }
+        Self { pid, alive, life: None, windows: None }
+    }
+
+    /// The same, with the word by which the peer tells that it lives.
+    pub(crate) fn with_life(self, life: Option<Sight>) -> Self {
+        Self { life, ..self }
+    }
+
+    #[inline]
+    fn is_alive(&self) -> bool {
+        self.alive.load(Ordering::Acquire) && !self.life.as_ref().is_some_and(Sight::is_dead)
     }
 
     /// The same, with the peer's list of what can be mapped.
@@ -42,7 +55,7 @@ impl ProcessMemory {
         remote: &[(u64, u64)],
         local: &[(usize, usize)],
     ) -> Result<(), PeerMemoryFault> {
-        if !self.alive.load(Ordering::Acquire) {
+        if !self.is_alive() {
             return Err(PeerMemoryFault::Unreachable);
         }
         if let Some(windows) = &self.windows {
@@ -142,7 +155,7 @@ impl PeerMemory for ProcessMemory {
 
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
         let mut windows = self.windows.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.alive.load(Ordering::Acquire) || !windows.meet(&[(addr, 8)]) {
+        if !self.is_alive() || !windows.meet(&[(addr, 8)]) {
             return None;
         }
         let (view, offset) = windows.part(addr, 8).view?;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use libc::{c_int, c_uint};
 use quipu_mem::Segment;
 
+use crate::mapped::page_size;
 use crate::sys::{self, adopt, check, with_more_descriptors};
 
 /// Neither side may change the size: an access behind the end of a file is a fatal signal.
@@ -17,6 +18,8 @@ const SIZE_SEALS: c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 pub(crate) const MAX_BYTES: usize = 64 << 30;
 /// Size of the table in which peers of this host look up regions. Sparse.
 pub(crate) const DIRECTORY_BYTES: usize = 8 << 20;
+/// What the segment has behind it: a page for [`life`](super::life).
+pub(crate) const LIFE_BYTES: usize = 4096;
 /// Size of the list of what peers of this host may map. Sparse.
 pub(crate) const LIST_BYTES: usize = MIN_BYTES;
 /// The least size that is worth trying.
@@ -44,16 +47,29 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps `len` bytes of a file whose size is sealed.
+/// Maps `len` bytes of a file whose size is sealed. In a program that locks all of its memory
+/// (`mlockall(MCL_FUTURE)`) a new mapping takes all of its pages at once: one page is mapped, unlocked, and
+/// made longer.
 fn map(fd: &OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing.
-    let base =
-        unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), 0) };
-    if base == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
+    let first = len.min(page_size());
+    // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing, and nobody else knows of
+    // it while it moves.
+    let base = unsafe {
+        let page = libc::mmap(std::ptr::null_mut(), first, protection, flags, fd.as_raw_fd(), 0);
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        libc::munlock(page, first);
+        let base = libc::mremap(page, first, len, libc::MREMAP_MAYMOVE);
+        if base == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            libc::munmap(page, first);
+            return Err(error);
+        }
+        base
+    };
     let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
     // A child of fork has no business with it: its engine is gone.
     // SAFETY: the range is the mapping just made; the advice changes nothing in this process.
@@ -226,6 +242,29 @@ mod tests {
         assert_eq!(segment.len(), 2 << 20);
         let error = crate::sys::set_length(&memfd(c"test").unwrap(), 4 << 20).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+    }
+
+    #[test]
+    fn a_program_that_locks_all_memory_has_no_more_of_it_than_is_used() {
+        const TEST: &str = "link::segment::tests::\
+            a_program_that_locks_all_memory_has_no_more_of_it_than_is_used";
+        if !crate::testing::is_alone(TEST) {
+            return;
+        }
+        // SAFETY: takes an integer. Only this process is concerned, which runs this test alone.
+        if unsafe { libc::mlockall(libc::MCL_FUTURE) } != 0 {
+            println!("SKIPPED: memory may not be locked here");
+            return;
+        }
+        let (fd, mine) = create(c"test", 64 << 20, Writers::Both).unwrap();
+        let theirs = attach(&fd, Writers::Both, MAX_BYTES).unwrap();
+        mine.write(mine.len() - 1, b"x").unwrap();
+        let mut out = [0];
+        theirs.read(theirs.len() - 1, &mut out).unwrap();
+        assert_eq!(&out, b"x");
+        let file = std::fs::File::from(fd);
+        let held = std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap()) * 512;
+        assert!(held <= 16 * page_size() as u64, "{held}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use quipu_nic::{Link, LinkId, PeerMemory, Time};
 
 use super::handshake::{EngineName, Hello, Message};
 use super::identity::Shown;
+use super::life;
 use super::peer_memory::ProcessMemory;
 use super::probe::Number;
 use super::{Broken, Links, MAPPED_MAX, State, Waiting, socket};
@@ -167,7 +168,8 @@ impl Links {
         let access = admits && peer.admitted;
         let shown = if access { self.identity.accept_shown(fds)? } else { Shown::default() };
         let memory = || {
-            let memory = ProcessMemory::new(peer.pid, Arc::clone(&peer.alive));
+            let life = shown.directory.as_ref().map(life::Sight::of);
+            let memory = ProcessMemory::new(peer.pid, Arc::clone(&peer.alive)).with_life(life);
             match shown.pages {
                 Some(list) => memory.with_windows(list),
                 None => memory,

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, c_uint, c_void, socklen_t};
 
-use crate::sys::{adopt, check, check_len, with_more_descriptors};
+use crate::sys::{adopt, adopt_socket, check, check_len, with_more_descriptors};
 
 /// Most descriptors that one message brings.
 pub(crate) const MAX_FDS: usize = 2;
@@ -36,7 +36,7 @@ fn name(address: SocketAddr) -> (libc::sockaddr_un, socklen_t) {
 fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
-    with_more_descriptors(|| adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }))
+    with_more_descriptors(|| adopt_socket(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }))
 }
 
 /// Listens for engines of this host that want to reach `address`.
@@ -61,7 +61,7 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
 /// Takes a connection.
 pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: null pointers mean that the address is not wanted.
-    adopt(unsafe {
+    adopt_socket(unsafe {
         libc::accept4(
             listener.as_raw_fd(),
             std::ptr::null_mut(),

@@ -36,6 +36,44 @@ pub(crate) enum Accepted<A> {
     Nothing,
     /// One that failed or was turned away; there may be more.
     Refused,
+    /// None can be taken, nor turned away: the listener would stay readable for ever.
+    Stuck,
+}
+
+/// For how long nobody looks at a listener of which none can be taken.
+const REST_NS: u64 = 100_000_000;
+
+/// Listeners that nobody looks at for a while.
+pub(crate) struct Resting<K> {
+    keys: Vec<K>,
+    until: u64,
+}
+
+impl<K> Default for Resting<K> {
+    fn default() -> Self {
+        Self { keys: Vec::new(), until: 0 }
+    }
+}
+
+impl<K: PartialEq> Resting<K> {
+    /// One more, which is out of epoll's set.
+    pub(crate) fn add(&mut self, key: K, now: u64) {
+        tracing::warn!("connections wait until there are descriptors for them; raise ulimit -n");
+        if !self.keys.contains(&key) {
+            self.keys.push(key);
+        }
+        self.until = now.saturating_add(REST_NS);
+    }
+
+    /// When they are to be looked at again.
+    pub(crate) fn over(&self) -> Option<u64> {
+        (!self.keys.is_empty()).then_some(self.until)
+    }
+
+    /// Those that are, which go back into the set.
+    pub(crate) fn wake(&mut self, now: u64) -> Vec<K> {
+        if now >= self.until { std::mem::take(&mut self.keys) } else { Vec::new() }
+    }
 }
 
 /// Accepts with a descriptor in reserve.
@@ -80,15 +118,10 @@ impl Acceptor {
                 Some(libc::ECONNABORTED | libc::EPROTO) => Accepted::Refused,
                 _ => {
                     tracing::warn!(error = %e, "cannot accept connections");
-                    Accepted::Nothing
+                    Accepted::Stuck
                 }
             },
         }
-    }
-
-    /// Whether there is a reserve: somebody else may have taken the descriptor meanwhile.
-    pub(crate) fn has_reserve(&self) -> bool {
-        self.reserve.is_some()
     }
 
     /// Gets a new reserve if there is none.
@@ -105,7 +138,8 @@ impl Acceptor {
         self.reserve = None;
         drop(take());
         self.refill();
-        Accepted::Refused
+        // Somebody else may have taken the descriptor meanwhile.
+        if self.reserve.is_some() { Accepted::Refused } else { Accepted::Stuck }
     }
 }
 
@@ -133,10 +167,44 @@ mod tests {
             }
         });
         assert!(matches!(outcome, Accepted::Refused));
-        assert!(calls.get() == 2 && acceptor.has_reserve());
+        assert!(calls.get() == 2 && acceptor.reserve.is_some());
 
         acceptor.reserve = None;
         let outcome = acceptor.accept_by(|| spare_descriptor().map(|fd| (fd, ())));
-        assert!(matches!(outcome, Accepted::Connection(_, ())) && acceptor.has_reserve());
+        assert!(matches!(outcome, Accepted::Connection(_, ())) && acceptor.reserve.is_some());
+    }
+
+    #[test]
+    fn a_listener_that_none_can_be_taken_from_rests() {
+        let mut acceptor = Acceptor::new().unwrap();
+        let fails = |error| move || Err::<(OwnedFd, ()), _>(io::Error::from_raw_os_error(error));
+        assert!(matches!(acceptor.accept_by(fails(libc::ENOBUFS)), Accepted::Stuck));
+        let mut resting = Resting::default();
+        assert_eq!(resting.over(), None);
+        resting.add(7, 1000);
+        resting.add(7, 2000);
+        assert_eq!(resting.over(), Some(2000 + REST_NS));
+        assert!(resting.wake(2000).is_empty());
+        assert_eq!(resting.wake(2000 + REST_NS), [7]);
+        assert_eq!(resting.over(), None);
+    }
+
+    /// As a thread of the program does that wants descriptors itself.
+    #[test]
+    fn who_has_lost_the_reserve_to_somebody_else_cannot_turn_callers_away() {
+        const TEST: &str = "net::listener::tests::\
+            who_has_lost_the_reserve_to_somebody_else_cannot_turn_callers_away";
+        if !crate::testing::is_alone(TEST) {
+            return;
+        }
+        let mut acceptor = Acceptor::new().unwrap();
+        let fill: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+        let taken = std::cell::RefCell::new(None);
+        let outcome = acceptor.accept_by(|| {
+            *taken.borrow_mut() = std::fs::File::open("/dev/null").ok();
+            Err::<(OwnedFd, ()), _>(io::Error::from_raw_os_error(libc::EMFILE))
+        });
+        assert!(matches!(outcome, Accepted::Stuck));
+        drop(fill);
     }
 }

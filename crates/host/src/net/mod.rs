@@ -29,7 +29,7 @@ use quipu_nic::{ConnId, Gather, Loss, QpNum, Time};
 
 use self::buffers::Pool;
 use self::hot::{Advice, Hot};
-use self::listener::{Accepted, Acceptor, Listener};
+use self::listener::{Accepted, Acceptor, Listener, Resting};
 use self::numbers::Numbers;
 use self::stream::{Phase, Stream};
 use self::table::Table;
@@ -53,6 +53,8 @@ pub(crate) struct Net {
     epoll: Arc<Epoll>,
     listeners: Vec<Listener>,
     acceptor: Option<Acceptor>,
+    /// By index.
+    resting: Resting<u32>,
     numbers: Numbers,
     streams: Table<Stream>,
     by_conn: HandleMap<ConnId, Slot>,
@@ -91,6 +93,7 @@ impl Net {
             epoll,
             listeners: Vec::new(),
             acceptor: None,
+            resting: Resting::default(),
             numbers: Numbers::default(),
             streams: Table::new(),
             by_conn: HandleMap::default(),
@@ -267,6 +270,11 @@ impl Net {
                 Accepted::Connection(fd, peer) => (fd, peer),
                 Accepted::Refused => continue,
                 Accepted::Nothing => break,
+                Accepted::Stuck => {
+                    self.epoll.remove(&listener.fd);
+                    self.resting.add(index, now.0);
+                    break;
+                }
             };
             any = true;
             // The adapter bounds how many connections may wait for their first bytes, and for how
@@ -283,6 +291,20 @@ impl Net {
             }
         }
         any
+    }
+
+    /// Looks at listeners again that have rested.
+    fn listen_again(&mut self, now: Time) {
+        for index in self.resting.wake(now.0) {
+            let Some(listener) = self.listeners.get(index as usize) else { continue };
+            let token = Token::Listener(index);
+            if self.epoll.add(&listener.fd, libc::EPOLLIN, token.bits()).is_err() {
+                self.resting.add(index, now.0);
+            }
+        }
+        if let Some(acceptor) = &mut self.acceptor {
+            acceptor.refill();
+        }
     }
 
     /// Takes over a stream to `peer` that stands, and on which `rest` has come already. A capture shows it

@@ -17,7 +17,7 @@ use super::ring::{Next, Ring};
 use super::vnet::{self, SLOT, TooLong};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
-use crate::sys::{adopt, check, read_option, set_option, set_option_bytes, socket_error};
+use crate::sys::{adopt_socket, check, read_option, set_option, set_option_bytes, socket_error};
 
 /// Frames that wait for the kernel.
 const SLOTS: usize = 32;
@@ -266,7 +266,7 @@ pub(super) fn probe() -> io::Result<()> {
 fn raw_socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
-    adopt(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
+    adopt_socket(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })
 }
 
 /// What a link on an interface is.

@@ -106,6 +106,12 @@ fn named(index: u32) -> io::Result<(OwnedFd, libc::ifreq)> {
     Ok((control, request))
 }
 
+/// The largest packet of the interface with this index, in octets.
+pub(crate) fn mtu_by_index(index: u32) -> io::Result<u32> {
+    let (control, request) = named(index)?;
+    mtu(&control, Name::of(&request))
+}
+
 /// The largest packet of an interface, in octets.
 pub(super) fn mtu(control: &OwnedFd, name: Name) -> io::Result<u32> {
     let mut request = name.request();

@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use crate::sys::{adopt, receive, send};
+use crate::sys::{adopt_socket, receive, send};
 
 /// nlmsghdr and ifaddrmsg, and two attributes with an IPv6 address each and one with a number.
 const MAX_REQUEST: usize = 16 + 8 + 2 * (4 + 16) + 8;
@@ -63,7 +63,8 @@ pub(super) fn add_address(index: u32, ip: IpAddr, prefix: u8) -> io::Result<()> 
 fn exchange(request: &[u8]) -> io::Result<()> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
-    let fd: OwnedFd = adopt(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
+    let fd: OwnedFd =
+        adopt_socket(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })?;
     send(&fd, request)?;
     let mut answer = [0; 256];
     // The kernel answers while the request is sent.

@@ -7,6 +7,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::fs::File;
 use std::os::fd::IntoRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -37,8 +38,12 @@ thread_local! {
 const SIGN_EVERY: usize = 64 << 20;
 static SIGN: u8 = 0;
 
-/// A descriptor that a child gives up to open the list of mappings, also where there can be no more.
-static SPARE: AtomicI32 = AtomicI32::new(-1);
+/// `/proc`, which the process may not find any more where it has gone since (`chroot`).
+static PROC: AtomicI32 = AtomicI32::new(-1);
+
+/// Descriptors that are given up where there can be no more: by a process that forks for the ends of a pipe,
+/// which take their places afterwards, and by a child to open the list of mappings.
+static SPARES: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 
 /// Held by the thread that forks.
 static TURN: Turn = Turn(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
@@ -53,8 +58,15 @@ unsafe impl Sync for Turn {}
 pub(super) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        if let Ok(null) = File::open("/dev/null").and_then(sys::above_standard) {
-            SPARE.store(null.into_raw_fd(), Ordering::Release);
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
+        if let Ok(proc) = options.open("/proc").and_then(sys::above_standard) {
+            PROC.store(proc.into_raw_fd(), Ordering::Release);
+        }
+        for spare in &SPARES {
+            if let Ok(null) = File::open("/dev/null").and_then(sys::above_standard) {
+                spare.store(null.into_raw_fd(), Ordering::Release);
+            }
         }
         // SAFETY: the handlers are functions of the required type, which live as long as the program.
         let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
@@ -77,11 +89,33 @@ extern "C" fn before() {
     // SAFETY: a mutex that lives as long as the process.
     unsafe { libc::pthread_mutex_lock(TURN.0.get()) };
     let mut ends = [-1; 2];
-    if ANY.load(Ordering::Relaxed) {
-        // SAFETY: the kernel writes two descriptors.
-        unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    if ANY.load(Ordering::Relaxed) && !open_pipe(&mut ends) && give_up_spares() {
+        open_pipe(&mut ends);
     }
     PIPE.set(ends);
+}
+
+fn open_pipe(ends: &mut [c_int; 2]) -> bool {
+    // SAFETY: the kernel writes two descriptors.
+    unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) == 0 }
+}
+
+/// Closes the spare descriptors; whether there were any.
+fn give_up_spares() -> bool {
+    SPARES.iter().fold(false, |any, spare| {
+        let fd = spare.swap(-1, Ordering::AcqRel);
+        // SAFETY: a descriptor of our own.
+        any | (fd >= 0 && unsafe { libc::close(fd) == 0 })
+    })
+}
+
+/// Keeps a descriptor as a spare one, where one is missing.
+fn keep_spare(fd: c_int) {
+    let order = (Ordering::AcqRel, Ordering::Acquire);
+    if !SPARES.iter().any(|spare| spare.compare_exchange(-1, fd, order.0, order.1).is_ok()) {
+        // SAFETY: a descriptor of our own.
+        unsafe { libc::close(fd) };
+    }
 }
 
 /// Ends what [`before`] began, after `wait` for the pipe, if this is the outermost fork of this thread.
@@ -103,7 +137,8 @@ extern "C" fn in_parent() {
         // SAFETY: descriptors of our own; these calls are async-signal-safe. The other end is closed when the
         // child is ready, or ends.
         unsafe {
-            libc::close(write_end);
+            // Its number stays taken: there may be no other one.
+            libc::dup3(read_end, write_end, libc::O_CLOEXEC);
             let mut sign = 0u8;
             loop {
                 let ready = libc::poll(&raw mut end, 1, PATIENCE_MS);
@@ -113,8 +148,9 @@ extern "C" fn in_parent() {
                     break;
                 }
             }
-            libc::close(read_end);
         }
+        keep_spare(read_end);
+        keep_spare(write_end);
     });
 }
 
@@ -126,17 +162,19 @@ fn make_all_private(ends: [c_int; 2]) {
     // What is registered there belongs to the parent; whatever the child registers begins anew.
     REGISTRY.store(ptr::null_mut(), Ordering::Release);
     if ANY.swap(false, Ordering::AcqRel) {
-        // Whatever the process was allowed to open, this is one more.
-        let spare = SPARE.swap(-1, Ordering::AcqRel);
-        if spare >= 0 {
-            // SAFETY: a descriptor of our own.
-            unsafe { libc::close(spare) };
-        }
+        // Whatever the process was allowed to open, this is one more, and so is the end that the parent
+        // reads.
+        give_up_spares();
+        close(ends[0]);
         while make_private(ends[1]) == BATCH {}
+        close(ends[1]);
     }
-    for end in ends.into_iter().filter(|&end| end >= 0) {
+}
+
+fn close(fd: c_int) {
+    if fd >= 0 {
         // SAFETY: a descriptor of our own.
-        unsafe { libc::close(end) };
+        unsafe { libc::close(fd) };
     }
 }
 
@@ -197,8 +235,15 @@ fn copy(start: usize, len: usize, rights: c_int, sign: c_int) -> bool {
 fn visit_list(mut visit: impl FnMut(Mapping<'_>) -> bool) {
     let mut text = [0u8; TEXT];
     let mut filled = 0;
-    // SAFETY: the name is a zero-terminated string.
-    let list = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    let (proc, flags) = (PROC.load(Ordering::Acquire), libc::O_RDONLY | libc::O_CLOEXEC);
+    // SAFETY: the names are zero-terminated strings.
+    let list = unsafe {
+        match libc::openat(proc, c"self/maps".as_ptr(), flags) {
+            // A program may have closed what it does not know.
+            -1 => libc::open(c"/proc/self/maps".as_ptr(), flags),
+            list => list,
+        }
+    };
     if list < 0 {
         return;
     }

@@ -274,9 +274,35 @@ c000-d000 rwxp 00000000 00:00 0\n";
 
 #[test]
 fn a_child_has_memory_of_its_own() {
-    if !is_alone("pages::tests::a_child_has_memory_of_its_own") {
-        return;
+    if is_alone("pages::tests::a_child_has_memory_of_its_own") {
+        a_child_does_as_it_likes(|| ());
     }
+}
+
+#[test]
+fn a_child_has_memory_of_its_own_where_there_is_no_proc() {
+    if is_alone("pages::tests::a_child_has_memory_of_its_own_where_there_is_no_proc") {
+        // It needs the right to.
+        a_child_does_as_it_likes(|| println!("{:?}", std::os::unix::fs::chroot("/dev")));
+    }
+}
+
+#[test]
+fn a_child_has_memory_of_its_own_where_there_are_no_descriptors() {
+    if is_alone("pages::tests::a_child_has_memory_of_its_own_where_there_are_no_descriptors") {
+        let mut fill = Vec::new();
+        // More than once: what was given up is there again.
+        for _ in 0..2 {
+            fill.truncate(fill.len().saturating_sub(4));
+            a_child_does_as_it_likes(|| {
+                fill.extend(std::iter::from_fn(|| File::open("/dev/null").ok()));
+            });
+        }
+    }
+}
+
+/// What `prepare` does comes before the fork.
+fn a_child_does_as_it_likes(prepare: impl FnOnce()) {
     let memory = Memory::of(40);
     // Ranges that are shared now, and one that was.
     let shares: Vec<_> = (0..39)
@@ -290,6 +316,7 @@ fn a_child_has_memory_of_its_own() {
     let (from_parent, to_child) = std::io::pipe().unwrap();
     let mut byte = 0u8;
     let at: *mut libc::c_void = (&raw mut byte).cast();
+    prepare();
     // SAFETY: the child does nothing but reads, writes and `_exit`, which are async-signal-safe.
     let child = unsafe { libc::fork() };
     if child == 0 {

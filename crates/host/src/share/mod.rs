@@ -37,7 +37,7 @@ use quipu_cabi::Hold;
 use quipu_mem::ring::{ChannelConfig, ChannelLayout};
 
 use crate::counters::{own_folder, private_folders};
-use crate::sys::{adopt, check, with_more_descriptors};
+use crate::sys::{adopt_socket, check, with_more_descriptors};
 
 pub(crate) use self::attached::{Attached, Landed};
 pub(crate) use self::calls::Calls;
@@ -90,7 +90,7 @@ fn file_name(name: &str) -> String {
 fn socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: takes integers only.
-    with_more_descriptors(|| adopt(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }))
+    with_more_descriptors(|| adopt_socket(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }))
 }
 
 /// Two such sockets that are connected with each other.
@@ -100,7 +100,7 @@ fn pair() -> io::Result<[OwnedFd; 2]> {
         let mut raw = [-1; 2];
         // SAFETY: the kernel writes two descriptors to a live array.
         check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, raw.as_mut_ptr()) })?;
-        let [first, second] = raw.map(adopt);
+        let [first, second] = raw.map(adopt_socket);
         Ok([first?, second?])
     })
 }

@@ -255,9 +255,11 @@ fn poll_all(polls: &mut [libc::pollfd], timeout: Option<Duration>) -> c_int {
 }
 
 /// Waits until one of two descriptors is readable, at most `timeout` (`None`: without end). Whatever the
-/// outcome, the callers look for themselves.
-pub(crate) fn wait_either<F: AsRawFd>(first: &F, second: &F, timeout: Option<Duration>) {
-    poll_all(&mut [first, second].map(|fd| poll_entry(fd, libc::POLLIN)), timeout);
+/// outcome, the callers look for themselves. False if one of them is none: somebody has closed it.
+pub(crate) fn wait_either<F: AsRawFd>(first: &F, second: &F, timeout: Option<Duration>) -> bool {
+    let mut polls = [first, second].map(|fd| poll_entry(fd, libc::POLLIN));
+    poll_all(&mut polls, timeout);
+    polls.iter().all(|entry| entry.revents & libc::POLLNVAL == 0)
 }
 
 /// poll(2): how many of these descriptors have something to say, for which this waits at most `timeout`.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use quipu_cabi::{is_per_process, per_process, spared};
 
-use crate::fork::OwnLock;
+use crate::fork;
 use crate::sys;
 
 /// So many engines of a process write to files of one name with numbers.
@@ -20,7 +20,6 @@ const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 /// The file for the packets of an engine, locked.
 #[derive(Debug)]
 pub(super) struct CaptureFile {
-    _lock: OwnLock,
     file: File,
     path: PathBuf,
     /// As it is on the disk; none of what has no length, such as a pipe.
@@ -53,7 +52,11 @@ impl CaptureFile {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => locked = error,
                 Err(error) => return Err((path, error)),
                 Ok((file, length)) => {
-                    return Ok(Self { _lock: OwnLock::of(&file), file, path, length });
+                    // Whose lock says that this process lives.
+                    if length.is_some() {
+                        fork::withhold(&file);
+                    }
+                    return Ok(Self { file, path, length });
                 }
             }
         }

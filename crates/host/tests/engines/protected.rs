@@ -62,7 +62,14 @@ fn child() {
         return;
     }
     open_what_is_touched();
-    let [one, two] = ["127.0.0.1", "127.0.0.2"].map(|at| engine(at, SameHost::Never));
+    for same_host in [SameHost::Never, SameHost::Auto] {
+        moves_all(same_host);
+    }
+    println!("QUIPU");
+}
+
+fn moves_all(same_host: SameHost) {
+    let [one, two] = ["127.0.0.1", "127.0.0.2"].map(|at| engine(at, same_host));
     let (a, b) = pair(&one, &two, BYTES);
     let pattern: Vec<u8> = (0..BYTES as u32).map(|i| (i * 7 + i / 251) as u8).collect();
     a.fill(0, &pattern);
@@ -90,10 +97,9 @@ fn child() {
         done(&a);
     });
     assert!(a.bytes(0, BYTES) == pattern);
-    println!("QUIPU");
 }
 
 #[test]
-fn memory_that_opens_when_it_is_touched_is_sent_and_received_over_tcp() {
+fn memory_that_opens_when_it_is_touched_is_sent_and_received() {
     Actor::start(module_path!(), "target", |_| {}).hear("QUIPU");
 }

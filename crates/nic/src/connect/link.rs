@@ -15,6 +15,7 @@ use crate::probe::Probe;
 use crate::qp::{Path, Qp, pd_number};
 use crate::receive;
 use crate::requester;
+use crate::transmit;
 use crate::types::{ConnId, Gid, LinkId, QpId, Time};
 
 impl<P> Hub<P> {
@@ -109,7 +110,29 @@ impl<P: Probe> Adapter<P> {
                 self.ask_again(&state);
             }
             LinkMessage::Close { tag } => self.link_closed(link, ConnId(tag)),
+            LinkMessage::Fetch { tag, sequence, offset, len } => {
+                if let Some((qp, hub)) = self.channel_qp(link, ConnId(tag)) {
+                    transmit::channel::hand_over(qp, hub, sequence, offset, len);
+                }
+            }
+            LinkMessage::Fetched { tag, sequence, offset, bytes } => {
+                let Some((qp, hub)) = self.channel_qp(link, ConnId(tag)) else { return };
+                if receive::asked::take_in(qp, sequence, offset, &bytes) {
+                    hub.nudged.push_back(qp.id);
+                    self.serve_nudged();
+                }
+            }
         }
+    }
+
+    /// The queue pair of a connection with a channel over `link`.
+    fn channel_qp(&mut self, link: LinkId, conn: ConnId) -> Option<(&mut Qp, &mut Hub<P>)> {
+        let id = self.hub.conns.get(conn).and_then(|state| state.qp)?;
+        let (qp, hub) = self.qp_and_hub(id)?;
+        let Path::Channel(path) = &qp.path else { return None };
+        let here = matches!(path.other, Other::Linked { link: of, conn: own, .. }
+            if (of, own) == (link, conn));
+        here.then_some((qp, hub))
     }
 
     /// The peer of a link asks for a channel.
@@ -242,14 +265,7 @@ impl<P: Probe> Adapter<P> {
             self.ask_again(&state);
             return;
         }
-        let Some(id) = self.hub.conns.get(conn).and_then(|state| state.qp) else { return };
-        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        let Path::Channel(path) = &qp.path else { return };
-        let here = matches!(path.other, Other::Linked { link: of, conn: own, .. }
-            if (of, own) == (link, conn));
-        if !here {
-            return;
-        }
+        let Some((qp, hub)) = self.channel_qp(link, conn) else { return };
         // What it executed and answered before counts.
         receive::channel::run_out(qp, hub);
         if never_stood(qp) {

@@ -354,7 +354,7 @@ impl<P> Hub<P> {
         }
     }
 
-    fn link_send(&mut self, link: LinkId, message: LinkMessage) {
+    pub(crate) fn link_send(&mut self, link: LinkId, message: LinkMessage) {
         self.actions.push_back(Action::LinkSend { link, message });
     }
 }

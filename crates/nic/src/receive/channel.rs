@@ -4,7 +4,7 @@ use quipu_iwarp::wire::control::Control;
 use quipu_mem::Span;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, Stall};
 
-use super::{answers, express, reads, unreliable, writes};
+use super::{answers, asked, express, reads, unreliable, writes};
 use crate::adapter::Hub;
 use crate::channel::{
     BUDGET, CHUNK, Carried, ChannelPath, Other, References, carried, flag, request, response,
@@ -39,6 +39,8 @@ pub(super) enum End {
     Over,
     /// The peer has let go of the channel, and of what its requests refer to; word of it is on its way.
     LetGo,
+    /// Bytes that the request at the front refers to cannot be fetched, or are not there yet: it has to wait.
+    Absent,
 }
 
 impl From<Refusal> for End {
@@ -90,7 +92,7 @@ pub(super) fn end_reception<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, end: End) -
         End::Refused(refusal) => refuse(qp, hub, refusal),
         End::Corrupt => requester::peer_corrupt(qp, hub),
         End::Over => {}
-        End::LetGo => return false,
+        End::LetGo | End::Absent => return false,
     }
     true
 }
@@ -148,13 +150,14 @@ fn serve<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Result<bool, End> {
         if header.flags & flag::REFERENCE != 0 {
             referred += header.length.min(CHUNK);
         }
-        match front(qp, hub, &header)? {
-            Front::Done => {
+        match front(qp, hub, &header) {
+            Ok(Front::Done) => {
                 path(qp)?.channel.incoming.requests.pop();
                 busy = true;
             }
-            Front::Again => busy = true,
-            Front::Wait => break,
+            Ok(Front::Again) => busy = true,
+            Ok(Front::Wait) | Err(End::Absent) => break,
+            Err(end) => return Err(end),
         }
     }
     if busy && (tell_now || !may_wait(qp, hub)) {
@@ -401,7 +404,7 @@ pub(super) fn by_reference<P: Probe>(
     let Path::Channel(path) = &qp.path else { return Err(End::Over) };
     let touch = || match path.channel.incoming.control.producer_closed() {
         true => Err(End::LetGo),
-        false => touch(&*memory).map_err(|_| Refusal::Failed.into()),
+        false => touch(&*memory).map_err(|_| End::Absent),
     };
     match path.other {
         Other::Own(_) => touch(),
@@ -509,14 +512,51 @@ fn fetch_receive<P: Probe>(
     header: &SlotHeader,
 ) -> Result<bool, End> {
     let done = path(qp)?.front_done;
-    let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
+    let left = header.length.checked_sub(done).ok_or(End::Corrupt)?;
+    let offset = qp.responder.receive.placed;
+    let asked = asked::take(qp, offset as u32)?;
+    let len = asked.as_ref().map_or(left.min(CHUNK), |bytes| bytes.len() as u32);
     let list = references(path(qp)?, header);
     let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
-    let offset = qp.responder.receive.placed;
     let end = offset + u64::from(len);
     if end > qp.responder.receive.capacity() {
         return Err(Refusal::TooLong.into());
     }
+    if let Some(bytes) = asked {
+        place_asked(qp, hub, offset, &bytes)?;
+    } else {
+        match read_receive(qp, hub, offset, &remote, len) {
+            Err(End::Absent) => return Err(asked::ask(qp, hub, offset as u32, len)),
+            moved => moved?,
+        }
+    }
+    hub.probe.stage(Stage::PutData, len as usize);
+    qp.responder.receive.placed = end;
+    path(qp)?.front_done = done + len;
+    Ok(done + len == header.length)
+}
+
+/// Puts bytes that were asked for into the receive.
+#[cold]
+fn place_asked<P>(qp: &Qp, hub: &Hub<P>, offset: u64, bytes: &[u8]) -> Result<(), End> {
+    let (pd, list, len) = (qp.recv_pd_number(), &qp.responder.receive.sges, bytes.len() as u64);
+    let mut at = 0;
+    for piece in hub.regions.pieces(pd, list, offset, len, true) {
+        let piece = piece.map_err(|_| Refusal::Local)?;
+        piece.write_from(0, &bytes[at..at + piece.len()]);
+        at += piece.len();
+    }
+    Ok(())
+}
+
+/// Reads `len` bytes from `remote` into the receive.
+fn read_receive<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    offset: u64,
+    remote: &References,
+    len: u32,
+) -> Result<(), End> {
     let mut local = std::mem::take(&mut hub.scratch);
     local.clear();
     let gathered = hub
@@ -528,11 +568,7 @@ fn fetch_receive<P: Probe>(
         Err(_) => Err(Refusal::Local.into()),
     };
     hub.scratch = local;
-    moved?;
-    hub.probe.stage(Stage::PutData, len as usize);
-    qp.responder.receive.placed = end;
-    path(qp)?.front_done = done + len;
-    Ok(done + len == header.length)
+    moved
 }
 
 /// Tells the peer that its oldest request is refused, and ends the queue pair.

@@ -2,6 +2,7 @@
 //! be acknowledged.
 
 mod answers;
+pub(crate) mod asked;
 pub(crate) mod channel;
 pub(crate) mod express;
 pub(crate) mod frames;

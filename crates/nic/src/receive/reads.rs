@@ -19,8 +19,15 @@ pub(super) fn read<P: Probe>(
     hub: &mut Hub<P>,
     header: &SlotHeader,
 ) -> Result<Front, End> {
-    if header.flags & flag::REFERENCE != 0 {
-        return deliver_read(qp, hub, header);
+    if header.flags & flag::REFERENCE != 0 && !path(qp)?.answers {
+        match deliver_read(qp, hub, header) {
+            // All of it goes through the ring then.
+            Err(End::Absent) => {
+                let path = path(qp)?;
+                (path.answers, path.front_done) = (true, 0);
+            }
+            delivered => return delivered,
+        }
     }
     let read = path(qp)?.pending_read.unwrap_or(PendingRead {
         rkey: header.rkey,

@@ -2,6 +2,7 @@
 
 use quipu_mem::ring::SlotHeader;
 
+use super::asked;
 use super::channel::{
     End, Front, begin, by_reference, checked_carried, copy_carried, finish, path, references,
     release, stall,
@@ -51,11 +52,22 @@ fn place_in_order<P: Probe>(
         responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
     if carried == Carried::Reference {
         let done = path(qp)?.front_done;
-        let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
+        let left = header.length.checked_sub(done).ok_or(End::Corrupt)?;
+        let offset = qp.responder.write_len.wrapping_add(done);
+        let asked = asked::take(qp, offset)?;
+        let len = asked.as_ref().map_or(left.min(CHUNK), |bytes| bytes.len() as u32);
         let list = references(path(qp)?, header);
         let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
-        let local = [span.sub(done as usize, len as usize).as_raw()];
-        by_reference(qp, hub, |memory| memory.read(remote.as_slice(), &local))?;
+        let place = span.sub(done as usize, len as usize);
+        if let Some(bytes) = asked {
+            place.write_from(0, &bytes);
+        } else {
+            let local = [place.as_raw()];
+            match by_reference(qp, hub, |memory| memory.read(remote.as_slice(), &local)) {
+                Err(End::Absent) => return Err(asked::ask(qp, hub, offset, len)),
+                moved => moved?,
+            }
+        }
         path(qp)?.front_done = done + len;
         return Ok(done + len == header.length);
     }

@@ -11,7 +11,7 @@ use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, flush_slot, request};
 use crate::doorbell::has_room;
 use crate::fate::{self, Met};
-use crate::link::PeerMemory;
+use crate::link::{FETCHED_MAX, LinkMessage, PeerMemory};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::queue::{SendQueue, SendWqe};
@@ -540,7 +540,56 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
 /// Whether the peer can reach this process's memory. Access is probed in both directions and agreed on, so
 /// that what this side may do the peer may too. Nothing is known of when an unreliable peer would.
 fn can_refer<P>(qp: &Qp, hub: &Hub<P>) -> bool {
-    qp.qp_type.is_reliable() && peer_memory(qp, hub).is_some()
+    let carries = matches!(&qp.path, Path::Channel(path) if path.carries);
+    qp.qp_type.is_reliable() && !carries && peer_memory(qp, hub).is_some()
+}
+
+/// Hands over what the peer could not fetch of a request, and refers to nothing from now on.
+#[cold]
+pub(crate) fn hand_over<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    sequence: u32,
+    offset: u32,
+    len: u32,
+) {
+    let bytes = requested(qp, hub, sequence, offset, len).unwrap_or_default();
+    let Path::Channel(path) = &mut qp.path else { return };
+    let Other::Linked { link, .. } = path.other else { return };
+    path.carries = true;
+    let mut hand = |offset: usize, bytes: &[u8]| {
+        let (tag, offset, bytes) = (path.peer_tag, offset as u32, bytes.to_vec());
+        hub.link_send(link, LinkMessage::Fetched { tag, sequence, offset, bytes });
+    };
+    if bytes.is_empty() {
+        hand(offset as usize, &[]);
+    }
+    for (at, piece) in bytes.chunks(FETCHED_MAX).enumerate() {
+        hand(offset as usize + at * FETCHED_MAX, piece);
+    }
+}
+
+/// The bytes of a request that is not executed yet, or is being transmitted.
+fn requested<P>(qp: &Qp, hub: &Hub<P>, sequence: u32, offset: u32, len: u32) -> Option<Vec<u8>> {
+    let begun = (qp.requester.offset > 0).then_some(qp.sq.next);
+    // What was moved directly has no number of its own.
+    let is_it = |wqe: &SendWqe| wqe.first_request == sequence && wqe.end_request != sequence;
+    let mut all = qp.sq.in_progress().chain(begun);
+    let position = all.find(|&position| is_it(qp.sq.wqe(position)))?;
+    let wqe = qp.sq.wqe(position);
+    let fits = offset.checked_add(len).is_some_and(|end| end <= wqe.length);
+    if !fits || wqe.wants_answer() || qp.sq.inline(position).is_some() {
+        return None;
+    }
+    let mut bytes = vec![0; len as usize];
+    let mut at = 0;
+    let list = qp.sq.sges(position);
+    for piece in hub.regions.pieces(qp.pd_number(), list, offset.into(), len.into(), false) {
+        let piece = piece.ok()?;
+        piece.read_into(0, &mut bytes[at..at + piece.len()]);
+        at += piece.len();
+    }
+    Some(bytes)
 }
 
 /// Access to the peer's memory, if there is any.

@@ -20,7 +20,7 @@ use super::interface::{self, Name, control};
 use super::{
     ETHERNET, Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Refusal, Station,
 };
-use crate::sys::{Epoll, adopt, check, check_len, read_option, set_option_bytes};
+use crate::sys::{Epoll, adopt_socket, check, check_len, read_option, set_option_bytes};
 use rings::{Frames, Ring};
 
 /// Frames that come in and frames that go out, each; also the length of every ring.
@@ -40,7 +40,7 @@ const IDLE: u32 = 64;
 /// Whether XDP sockets can be had here at all.
 pub(super) fn probe() -> io::Result<()> {
     // SAFETY: takes integers only.
-    adopt(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+    adopt_socket(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
     program::make_map(0).map(drop)
 }
 
@@ -88,7 +88,7 @@ impl XdpSocket {
             .map_err(at("looking at the interface"))?;
         // SAFETY: takes integers only.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        let fd = adopt(fd).map_err(at("making an XDP socket"))?;
+        let fd = adopt_socket(fd).map_err(at("making an XDP socket"))?;
         let frames = Frames::new(2 * COUNT as usize, SLOT).map_err(at("making room for frames"))?;
         let [fill, sent] = register(&fd, &frames).map_err(at("sharing memory with the kernel"))?;
         let (filled, send) = rings(&fd).map_err(at("sharing memory with the kernel"))?;
