@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use super::TcpId;
 use super::demux::{Demux, Key};
 use super::wheel::Wheel;
+use super::{ListenerId, TcpId};
 use crate::tcp::{Connection, Secret, State};
 
 /// The bits of ECN in a traffic class (RFC 3168 5).
@@ -75,7 +75,7 @@ pub(super) struct Slot {
     pub(super) key: Key,
     pub(super) generation: u32,
     /// Of an incoming connection.
-    pub(super) listener: u32,
+    pub(super) listener: ListenerId,
     pub(super) flow_label: u32,
     /// Of what it sends, without ECN.
     pub(super) traffic_class: u8,
@@ -167,10 +167,16 @@ impl Connections {
             return;
         }
         self.slots[index as usize].marks.set(Marks::WAITING);
-        while self.waiting.front().is_some_and(|oldest| !self.is_waiting(*oldest)) {
-            self.waiting.pop_front();
+        let mut waiting = std::mem::take(&mut self.waiting);
+        while waiting.front().is_some_and(|oldest| !self.is_waiting(*oldest)) {
+            waiting.pop_front();
         }
-        self.waiting.push_back(self.id(index));
+        // The oldest may stay for as long as its peer likes, and keep all that are gone behind it.
+        if waiting.len() > 2 * self.waits as usize + 16 {
+            waiting.retain(|id| self.is_waiting(*id));
+        }
+        waiting.push_back(self.id(index));
+        self.waiting = waiting;
         self.waits += 1;
     }
 
@@ -217,7 +223,7 @@ impl Connections {
                 connection: None,
                 key,
                 generation: 0,
-                listener: 0,
+                listener: ListenerId { index: 0, generation: 0 },
                 flow_label: 0,
                 traffic_class: 0,
                 marks: Marks::default(),
@@ -298,7 +304,8 @@ impl Connections {
         slot.marks.take(Marks::READY);
         let Some(connection) = &slot.connection else { return };
         if connection.state() == State::Closed {
-            if slot.marks.has(Marks::RELEASED) {
+            // Its reset may have to wait for a next hop.
+            if slot.marks.has(Marks::RELEASED) && connection.is_over() {
                 self.remove(index);
             } else {
                 self.unlist(index);

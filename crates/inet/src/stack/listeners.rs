@@ -149,7 +149,7 @@ impl Stack {
         if waits && !old.is_told_from(syn) && initial_number(now, secret, &flow).distance(end) < 0 {
             return None;
         }
-        old.abort();
+        old.give_way();
         self.counters.tcp_reused += 1;
         self.after(index);
         self.connections.unlist(index);
@@ -238,8 +238,9 @@ impl Stack {
         watched.unheard += 1;
         self.counters.tcp_accepted += 1;
         let index = self.keep(now, connection, *key, &flow);
+        let listener = self.listeners.id(at);
         let slot = self.connections.slot(index);
-        slot.listener = at;
+        slot.listener = listener;
         slot.marks.set(Marks::INCOMING);
         if half_open {
             slot.marks.set(Marks::HALF_OPEN);
@@ -264,8 +265,6 @@ impl Stack {
 
     /// The listener that a connection came to, if it still watches the port.
     pub(super) fn watched(&mut self, index: u32) -> Option<&mut Watched> {
-        let slot = self.connections.slot(index);
-        let watched = self.listeners.places[slot.listener as usize].1.as_mut();
-        watched.filter(|watched| watched.port == slot.key.local_port)
+        self.listeners.get(self.connections.slot(index).listener)
     }
 }

@@ -343,7 +343,7 @@ impl Stack {
             let connection = self.connections.id(index);
             let slot = self.connections.slot(index);
             if slot.marks.take(Marks::INCOMING) {
-                let listener = self.listeners.id(slot.listener);
+                let listener = slot.listener;
                 let Some(watched) = self.watched(index) else {
                     // Nobody watches any more, and nobody has heard of it.
                     self.release(connection);

@@ -432,6 +432,12 @@ impl Connection {
         self.receive.reassembly = None;
     }
 
+    /// Ends it in TIME-WAIT, before its time: a new connection takes its place. What is acknowledged still
+    /// waits for receives.
+    pub(crate) fn give_way(&mut self) {
+        self.finish(None);
+    }
+
     /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         let acked = self.queue.una.clamp(FIRST, self.queue.written) - FIRST;
