@@ -3,13 +3,16 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use super::TcpId;
 use super::demux::{Demux, Key};
 use super::wheel::Wheel;
-use super::{ListenerId, TcpId};
 use crate::tcp::{Connection, Secret, State};
 
 /// The bits of ECN in a traffic class (RFC 3168 5).
 const ECN: u8 = 3;
+
+/// The place of no listener.
+const NO_LISTENER: u32 = u32::MAX;
 
 /// A set of small properties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,8 +77,8 @@ pub(super) struct Slot {
     pub(super) connection: Option<Box<Connection>>,
     pub(super) key: Key,
     pub(super) generation: u32,
-    /// Of an incoming connection.
-    pub(super) listener: ListenerId,
+    /// Of an incoming connection; [`NO_LISTENER`] once the port is not watched any more.
+    pub(super) listener: u32,
     pub(super) flow_label: u32,
     /// Of what it sends, without ECN.
     pub(super) traffic_class: u8,
@@ -180,6 +183,13 @@ impl Connections {
         self.waits += 1;
     }
 
+    /// A listener is gone: those that came to it count nowhere, least of all at the next in its place.
+    pub(super) fn forget_listener(&mut self, listener: u32) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.listener == listener) {
+            slot.listener = NO_LISTENER;
+        }
+    }
+
     /// The place that a segment is for.
     #[inline]
     pub(super) fn find(&self, key: &Key) -> Option<u32> {
@@ -223,7 +233,7 @@ impl Connections {
                 connection: None,
                 key,
                 generation: 0,
-                listener: ListenerId { index: 0, generation: 0 },
+                listener: NO_LISTENER,
                 flow_label: 0,
                 traffic_class: 0,
                 marks: Marks::default(),

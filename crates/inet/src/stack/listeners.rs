@@ -125,6 +125,7 @@ impl Stack {
         let (generation, watched) = &mut listeners.places[listener.index as usize];
         (*generation, *watched) = (generation.wrapping_add(1), None);
         listeners.free.push(listener.index);
+        self.connections.forget_listener(listener.index);
     }
 
     /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins; also if
@@ -238,9 +239,8 @@ impl Stack {
         watched.unheard += 1;
         self.counters.tcp_accepted += 1;
         let index = self.keep(now, connection, *key, &flow);
-        let listener = self.listeners.id(at);
         let slot = self.connections.slot(index);
-        slot.listener = listener;
+        slot.listener = at;
         slot.marks.set(Marks::INCOMING);
         if half_open {
             slot.marks.set(Marks::HALF_OPEN);
@@ -265,6 +265,6 @@ impl Stack {
 
     /// The listener that a connection came to, if it still watches the port.
     pub(super) fn watched(&mut self, index: u32) -> Option<&mut Watched> {
-        self.listeners.get(self.connections.slot(index).listener)
+        self.listeners.at(self.connections.slot(index).listener)
     }
 }
