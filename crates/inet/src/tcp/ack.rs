@@ -87,7 +87,12 @@ impl Connection {
             if news.acked > 0 || closed_before && !self.orphaned {
                 self.progress_at = ack.now;
             }
-            self.react_to_window(closed_before && changed);
+            if news.acked > 0 {
+                self.unanswered = 0;
+            }
+            if closed_before && changed && self.window.usable(self.queue.una) > 0 {
+                self.on_window_opened(ack.now);
+            }
         }
         let is_duplicate = ack.ack == una && ack.bare && !changed && flight > 0 && una > 0;
         if is_duplicate && !self.agreed.sack && self.duplicates < u8::MAX {
@@ -209,18 +214,17 @@ impl Connection {
         }
     }
 
-    /// A window that was closed and has opened: what went out as a probe was not taken, so it goes again.
-    fn react_to_window(&mut self, opened: bool) {
-        if self.window.usable(self.queue.una) > 0 && self.timers.is_running(Timer::Persist) {
-            self.timers.stop(Timer::Persist);
-            self.rtt.clear_backoff();
-        }
-        let probe = opened && self.window.usable(self.queue.una) > 0;
-        if probe && self.queue.sent().front().is_some_and(|head| head.fate == Fate::Flying) {
-            self.rtt.clear_backoff();
-            self.queue.set_fate(0, Fate::Lost);
+    /// What is behind a closed window the peer has not taken, be it a probe or what was on the way when it
+    /// took its window back: all goes again.
+    fn on_window_opened(&mut self, now: u64) {
+        self.timers.stop(Timer::Persist);
+        self.rtt.clear_backoff();
+        self.unanswered = 0;
+        if self.queue.sent().front().is_some_and(|head| head.fate != Fate::Sacked) {
+            self.queue.lose_all();
+            self.recover_conventionally();
             // It runs for as long as the probes' pauses have become.
-            self.timers.stop(Timer::Retransmit);
+            self.timers.set(Timer::Retransmit, now + self.rtt.rto(&self.config));
         }
     }
 

@@ -219,7 +219,7 @@ pub struct Connection {
     last_data: u64,
     last_received: u64,
     keep_alives: u8,
-    /// Probes of a closed window in a row after which nothing has come.
+    /// Timeouts of the segment in front, or probes of a closed window after which nothing has come, in a row.
     unanswered: u8,
     acked: u64,
     events: Pending,
