@@ -21,6 +21,7 @@ impl Connection {
     pub fn poll_transmit(&mut self, now: u64) -> Option<Segment> {
         let quiet = self.is_quiet();
         self.paced = false;
+        self.peak.answer();
         let segment = match self.reset.take() {
             Some(reset) => {
                 self.reset = self.next_reset(&reset);
