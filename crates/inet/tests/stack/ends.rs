@@ -39,7 +39,7 @@ impl Peer {
     fn close(&mut self, net: &mut Net, id: TcpId, seq: u32) {
         net.hosts[1].stack.close(id);
         assert_eq!(answers(net).len(), 1, "its FIN");
-        self.ack = self.ack + 1;
+        self.ack += 1;
         self.says(net, Flags::FIN | Flags::ACK, seq, &[]);
         let state = net.hosts[1].stack.connection(id).map(|it| it.state());
         assert_eq!(state, Some(State::TimeWait));
