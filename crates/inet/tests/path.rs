@@ -174,6 +174,26 @@ fn an_outage_is_no_black_hole_for_long() {
 }
 
 #[test]
+fn a_link_that_takes_nothing_for_a_while_does_not_end_the_search() {
+    let mut pair = pair(Config::default(), 9);
+    transfer(&mut pair, 500_000, 10_000, 20 * SECOND);
+    // Nothing gets through, and then nothing is even asked for, so that what is too long is not cut.
+    pair.mtu = 0;
+    pair.send(0, 100_000);
+    pair.flush(0);
+    for _ in 0..50 {
+        pair.now += SECOND / 10;
+        let now = pair.now;
+        pair.ends[0].connection().handle_timeout(now);
+    }
+    assert_eq!(counters(&mut pair).narrowed, 1);
+    pair.mtu = usize::MAX;
+    assert!(pair.run_until(60 * SECOND, |pair| pair.ends[0].acked == 600_000));
+    transfer(&mut pair, 100_000, 10_000, 20 * SECOND);
+    assert_eq!(mss(&mut pair), 1_440 - 12);
+}
+
+#[test]
 fn a_probe_and_what_is_around_it_may_be_lost() {
     for seed in 0..20 {
         let mut pair = pair(Config { mode: MODES[seed as usize % 2], ..Config::default() }, seed);

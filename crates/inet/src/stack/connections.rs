@@ -11,6 +11,9 @@ use crate::tcp::{Connection, Secret, State};
 /// The bits of ECN in a traffic class (RFC 3168 5).
 const ECN: u8 = 3;
 
+/// The place of no listener.
+const NO_LISTENER: u32 = u32::MAX;
+
 /// A set of small properties.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks(u16);
@@ -74,7 +77,7 @@ pub(super) struct Slot {
     pub(super) connection: Option<Box<Connection>>,
     pub(super) key: Key,
     pub(super) generation: u32,
-    /// Of an incoming connection.
+    /// Of an incoming connection; [`NO_LISTENER`] once the port is not watched any more.
     pub(super) listener: u32,
     pub(super) flow_label: u32,
     /// Of what it sends, without ECN.
@@ -167,11 +170,24 @@ impl Connections {
             return;
         }
         self.slots[index as usize].marks.set(Marks::WAITING);
-        while self.waiting.front().is_some_and(|oldest| !self.is_waiting(*oldest)) {
-            self.waiting.pop_front();
+        let mut waiting = std::mem::take(&mut self.waiting);
+        while waiting.front().is_some_and(|oldest| !self.is_waiting(*oldest)) {
+            waiting.pop_front();
         }
-        self.waiting.push_back(self.id(index));
+        // The oldest may stay for as long as its peer likes, and keep all that are gone behind it.
+        if waiting.len() > 2 * self.waits as usize + 16 {
+            waiting.retain(|id| self.is_waiting(*id));
+        }
+        waiting.push_back(self.id(index));
+        self.waiting = waiting;
         self.waits += 1;
+    }
+
+    /// A listener is gone: those that came to it count nowhere, least of all at the next in its place.
+    pub(super) fn forget_listener(&mut self, listener: u32) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.listener == listener) {
+            slot.listener = NO_LISTENER;
+        }
     }
 
     /// The place that a segment is for.
@@ -217,7 +233,7 @@ impl Connections {
                 connection: None,
                 key,
                 generation: 0,
-                listener: 0,
+                listener: NO_LISTENER,
                 flow_label: 0,
                 traffic_class: 0,
                 marks: Marks::default(),
@@ -298,7 +314,8 @@ impl Connections {
         slot.marks.take(Marks::READY);
         let Some(connection) = &slot.connection else { return };
         if connection.state() == State::Closed {
-            if slot.marks.has(Marks::RELEASED) {
+            // Its reset may have to wait for a next hop.
+            if slot.marks.has(Marks::RELEASED) && connection.is_over() {
                 self.remove(index);
             } else {
                 self.unlist(index);

@@ -125,6 +125,7 @@ impl Stack {
         let (generation, watched) = &mut listeners.places[listener.index as usize];
         (*generation, *watched) = (generation.wrapping_add(1), None);
         listeners.free.push(listener.index);
+        self.connections.forget_listener(listener.index);
     }
 
     /// RFC 9293 3.6.1 (MAY-2): a connection in TIME-WAIT ends before its time if a new one begins; also if
@@ -149,7 +150,7 @@ impl Stack {
         if waits && !old.is_told_from(syn) && initial_number(now, secret, &flow).distance(end) < 0 {
             return None;
         }
-        old.abort();
+        old.give_way();
         self.counters.tcp_reused += 1;
         self.after(index);
         self.connections.unlist(index);
@@ -264,8 +265,6 @@ impl Stack {
 
     /// The listener that a connection came to, if it still watches the port.
     pub(super) fn watched(&mut self, index: u32) -> Option<&mut Watched> {
-        let slot = self.connections.slot(index);
-        let watched = self.listeners.places[slot.listener as usize].1.as_mut();
-        watched.filter(|watched| watched.port == slot.key.local_port)
+        self.listeners.at(self.connections.slot(index).listener)
     }
 }

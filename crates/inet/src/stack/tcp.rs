@@ -343,7 +343,7 @@ impl Stack {
             let connection = self.connections.id(index);
             let slot = self.connections.slot(index);
             if slot.marks.take(Marks::INCOMING) {
-                let listener = self.listeners.id(slot.listener);
+                let at = slot.listener;
                 let Some(watched) = self.watched(index) else {
                     // Nobody watches any more, and nobody has heard of it.
                     self.release(connection);
@@ -351,6 +351,7 @@ impl Stack {
                 };
                 watched.unheard = watched.unheard.saturating_sub(1);
                 watched.idle = watched.idle.saturating_sub(1);
+                let listener = self.listeners.id(at);
                 return Some(Event::Incoming { listener, connection });
             }
             if !slot.marks.has(Marks::RELEASED)

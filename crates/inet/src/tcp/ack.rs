@@ -87,7 +87,12 @@ impl Connection {
             if news.acked > 0 || closed_before && !self.orphaned {
                 self.progress_at = ack.now;
             }
-            self.react_to_window(closed_before && changed);
+            if news.acked > 0 {
+                self.unanswered = 0;
+            }
+            if closed_before && changed && self.window.usable(self.queue.una) > 0 {
+                self.on_window_opened(ack.now);
+            }
         }
         let is_duplicate = ack.ack == una && ack.bare && !changed && flight > 0 && una > 0;
         if is_duplicate && !self.agreed.sack && self.duplicates < u8::MAX {
@@ -101,7 +106,7 @@ impl Connection {
         self.judge_timeout(ack, &news);
         let lost = self.find_losses(ack, &news);
         let lost = self.judge_probe(ack.now, lost);
-        self.control(ack, &news, flight, lost);
+        self.control(ack, &news, lost);
         self.arm_after_ack(ack.now, news.acked > 0, news.delivered > 0);
         self.finish_close(ack.now);
     }
@@ -209,18 +214,17 @@ impl Connection {
         }
     }
 
-    /// A window that was closed and has opened: what went out as a probe was not taken, so it goes again.
-    fn react_to_window(&mut self, opened: bool) {
-        if self.window.usable(self.queue.una) > 0 && self.timers.is_running(Timer::Persist) {
-            self.timers.stop(Timer::Persist);
-            self.rtt.clear_backoff();
-        }
-        let probe = opened && self.window.usable(self.queue.una) > 0;
-        if probe && self.queue.sent().front().is_some_and(|head| head.fate == Fate::Flying) {
-            self.rtt.clear_backoff();
-            self.queue.set_fate(0, Fate::Lost);
+    /// What is behind a closed window the peer has not taken, be it a probe or what was on the way when it
+    /// took its window back: all goes again.
+    fn on_window_opened(&mut self, now: u64) {
+        self.timers.stop(Timer::Persist);
+        self.rtt.clear_backoff();
+        self.unanswered = 0;
+        if self.queue.sent().front().is_some_and(|head| head.fate != Fate::Sacked) {
+            self.queue.lose_all();
+            self.recover_conventionally();
             // It runs for as long as the probes' pauses have become.
-            self.timers.stop(Timer::Retransmit);
+            self.timers.set(Timer::Retransmit, now + self.rtt.rto(&self.config));
         }
     }
 
@@ -277,8 +281,9 @@ impl Connection {
 
     fn undo(&mut self) {
         let Some(recovery) = self.recovery.take() else { return };
-        if let Some(before) = recovery.before {
-            self.congestion.undo(before);
+        match recovery.before {
+            Some(before) => self.congestion.undo(before),
+            None => self.congestion.cwnd = self.congestion.ssthresh,
         }
         if recovery.cause == Cause::Loss {
             self.rack.was_hasty(self.queue.una, self.queue.nxt);
@@ -310,23 +315,30 @@ impl Connection {
         let partial = recovering
             && news.acked > 0
             && self.recovery.as_ref().is_some_and(|it| ack.ack < it.high);
-        let third = !recovering && news.duplicate && self.duplicates >= DUP_THRESH;
+        // After a timeout, duplicates of what was sent again must not begin another recovery (RFC 6582 4).
+        let third = !self.repairs() && news.duplicate && self.duplicates >= DUP_THRESH;
         let head = self.queue.sent()[0];
-        if (partial || third) && self.recovery_allows(third) && head.fate == Fate::Flying {
+        if (partial || third) && head.fate == Fate::Flying {
             self.queue.set_fate(0, Fate::Lost);
             return u64::from(head.len);
         }
         0
     }
 
-    /// After a timeout, duplicates of what was sent again must not begin another recovery (RFC 6582 4).
-    fn recovery_allows(&self, third: bool) -> bool {
-        !third || self.recovery.is_none()
-    }
-
     /// Whether something was lost; a reduction for ECN repairs nothing.
     pub(super) fn repairs(&self) -> bool {
         self.recovery.as_ref().is_some_and(|recovery| recovery.cause != Cause::Ecn)
+    }
+
+    /// Something is lost within an episode. If that was for ECN it becomes one that repairs: the window is
+    /// reduced once for both.
+    fn repair_too(&mut self) {
+        let Some(recovery) = self.recovery.as_mut().filter(|it| it.cause == Cause::Ecn) else {
+            return;
+        };
+        (recovery.cause, recovery.high) = (Cause::Loss, self.queue.nxt);
+        self.rack.probe_end = 0;
+        self.counters.recoveries += 1;
     }
 
     /// A round of RACK.
@@ -345,9 +357,14 @@ impl Connection {
     pub(super) fn detect_losses(&mut self, now: u64) {
         let before = self.queue.sacked();
         let lost = self.detect(now);
-        if self.judge_probe(now, lost) > 0 && self.recovery.is_none() {
+        if self.judge_probe(now, lost) == 0 {
+            return;
+        }
+        if self.recovery.is_none() {
             self.begin_recovery(Cause::Loss, self.queue.outstanding() - before);
             self.congestion.cwnd = self.pipe() + u64::from(self.mss());
+        } else {
+            self.repair_too();
         }
     }
 
@@ -359,13 +376,13 @@ impl Connection {
             Cause::Timeout => self.queue.outstanding(),
             Cause::Loss | Cause::Ecn => self.peak.octets().max(self.queue.outstanding()),
         };
-        let before = match self.recovery.take().and_then(|earlier| earlier.before) {
+        let before = self.congestion.reduce(used, mss);
+        let before = match self.recovery.take().map(|earlier| earlier.before) {
+            None => before,
             // A timeout within a recovery: what was before both is restored, if anything is.
-            Some(earlier) => {
-                self.congestion.reduce(used, mss);
-                earlier
-            }
-            None => self.congestion.reduce(used, mss),
+            Some(Some(earlier)) => earlier,
+            // But not what the network has had reduced.
+            Some(None) => before.at_threshold(),
         };
         let recovery = Recovery::new(cause, self.queue.nxt, flight, before);
         self.recovery = Some(Box::new(recovery));
@@ -378,20 +395,26 @@ impl Connection {
     }
 
     /// What the congestion window becomes.
-    fn control(&mut self, ack: &Acknowledgement, news: &News, flight: u64, lost: u64) {
+    fn control(&mut self, ack: &Acknowledgement, news: &News, lost: u64) {
+        let marked = ack.congested && self.agreed.ecn && news.acked > 0;
         if let Some(recovery) = &mut self.recovery {
             recovery.repaired |= news.resent;
+            recovery.note_mark(marked);
         }
         let ended = self.end_recovery();
-        if self.recovery.is_none() {
-            let marked = ack.congested && self.agreed.ecn && news.acked > 0;
-            if lost > 0 || marked {
-                self.counters.marks += u32::from(marked);
-                let cause = if lost > 0 { Cause::Loss } else { Cause::Ecn };
-                // RFC 9937 6.1: RecoverFS has what is on the way, and what this acknowledgement brought.
-                let sacked = self.queue.sacked() - news.sacked;
-                self.begin_recovery(cause, self.queue.outstanding() - sacked + news.acked);
+        // CWR stands behind what ends an episode: a mark on that is of before the reduction.
+        let marked = marked && !ended;
+        if self.recovery.is_none() && (lost > 0 || marked) {
+            self.counters.marks += u32::from(marked);
+            let cause = if lost > 0 { Cause::Loss } else { Cause::Ecn };
+            // RFC 9937 6.1: RecoverFS has what is on the way, and what this acknowledgement brought.
+            let sacked = self.queue.sacked() - news.sacked;
+            self.begin_recovery(cause, self.queue.outstanding() - sacked + news.acked);
+            if let Some(recovery) = &mut self.recovery {
+                recovery.note_mark(marked);
             }
+        } else if lost > 0 {
+            self.repair_too();
         }
         let (pipe, mss) = (self.pipe(), u64::from(self.mss()));
         let ssthresh = self.congestion.ssthresh;
@@ -404,18 +427,18 @@ impl Connection {
                 }
             }
             // What ends a recovery acknowledges what was delivered within it, and has had its effect.
-            _ if ended => self.grow(ack, news, news.acked.min(news.delivered), flight),
-            _ if news.acked > 0 => self.grow(ack, news, news.acked, flight),
+            _ if ended => self.grow(ack, news, news.acked.min(news.delivered)),
+            _ if news.acked > 0 => self.grow(ack, news, news.acked),
             _ => {}
         }
         self.pace();
     }
 
-    fn grow(&mut self, ack: &Acknowledgement, news: &News, acked: u64, flight: u64) {
+    fn grow(&mut self, ack: &Acknowledgement, news: &News, acked: u64) {
         self.congestion.on_progress(&Progress {
             now: ack.now,
             acked,
-            flight,
+            flight: self.peak.unanswered(),
             mss: u64::from(self.mss()),
             rtt: news.round_trip(ack.now),
             smoothed: self.rtt.smoothed().unwrap_or(0),

@@ -109,15 +109,15 @@ impl Connection {
             self.rtt.sample(now, rtt, &self.config);
         }
         let position = self.receive.space.position(FIRST, segment.seq).unwrap_or(0);
-        // The window of a SYN is not scaled (RFC 7323 2.2).
-        let shift = if segment.flags.has(Flags::SYN) { 0 } else { self.peer_scale() };
-        self.window.update(position, FIRST, u64::from(segment.window) << shift);
+        self.window.update(position, FIRST, self.window_of(segment));
     }
 
     /// Both SYNs are exchanged.
     pub(super) fn establish(&mut self, now: u64) {
         self.step(Input::SynAcked);
         self.congestion = Congestion::new(u64::from(self.mss()));
+        // How much wider than it is known to be the path may become depends on what the peer takes.
+        self.set_path_mss(now, self.path_mss);
         self.timers.stop_all();
         self.progress_at = now;
         (self.last_received, self.unreachable) = (now, false);
@@ -143,8 +143,10 @@ impl Connection {
         self.events.connected = true;
     }
 
-    fn peer_scale(&self) -> u8 {
-        self.agreed.scales.map_or(0, |(theirs, _)| theirs)
+    /// The window that a segment offers; that of a SYN is not scaled (RFC 7323 2.2).
+    fn window_of(&self, segment: &Repr) -> u64 {
+        let scales = self.agreed.scales.filter(|_| !segment.flags.has(Flags::SYN));
+        u64::from(segment.window) << scales.map_or(0, |(theirs, _)| theirs)
     }
 
     /// The first five checks of RFC 9293 3.10.7.4; what passes has an acceptable number and acknowledgement.
@@ -342,7 +344,7 @@ impl Connection {
             now,
             position: arrival.start,
             ack: self.queue.space.position(una, segment.ack).unwrap_or(una),
-            window: u64::from(segment.window) << self.peer_scale(),
+            window: self.window_of(segment),
             bare: arrival.len == 0 && !arrival.fin,
             sack: segment.options.sack,
             echo: segment.options.timestamps.map(|timestamps| timestamps.echo),

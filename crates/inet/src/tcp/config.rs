@@ -83,7 +83,7 @@ pub struct Config {
     pub deferred: bool,
     /// Probing of an idle peer; off unless asked for (MUST-25).
     pub keep_alive: Option<KeepAlive>,
-    /// How many messages may be sent and not yet acknowledged, in message mode.
+    /// How many messages may wait to be sent as a whole, in message mode.
     pub max_messages: u32,
     /// How many octets behind a gap the connection keeps, in message mode.
     pub max_reassembly: u32,

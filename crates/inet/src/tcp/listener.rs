@@ -82,8 +82,9 @@ impl Listener {
             return match (connection, reset_for(segment, payload)) {
                 (Some(connection), _) if may_open => Opening::Open(Box::new(connection)),
                 (Some(_), _) => Opening::Early,
-                (None, Some(reset)) if may_open => Opening::Reply(reset),
-                _ => Opening::Ignored,
+                // Whoever is kept waiting has a SYN or a cookie.
+                (None, Some(reset)) => Opening::Reply(reset),
+                (None, None) => Opening::Ignored,
             };
         }
         if !flags.has(Flags::SYN) || flags.has(Flags::FIN) {

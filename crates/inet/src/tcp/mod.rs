@@ -219,7 +219,7 @@ pub struct Connection {
     last_data: u64,
     last_received: u64,
     keep_alives: u8,
-    /// Probes of a closed window in a row after which nothing has come.
+    /// Timeouts of the segment in front, or probes of a closed window after which nothing has come, in a row.
     unanswered: u8,
     acked: u64,
     events: Pending,
@@ -430,6 +430,12 @@ impl Connection {
             self.finish(None);
         }
         self.receive.reassembly = None;
+    }
+
+    /// Ends it in TIME-WAIT, before its time: a new connection takes its place. What is acknowledged still
+    /// waits for receives.
+    pub(crate) fn give_way(&mut self) {
+        self.finish(None);
     }
 
     /// The next event.

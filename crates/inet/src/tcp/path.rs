@@ -188,7 +188,9 @@ impl Connection {
         let size = head.len - u32::from(head.fin) + self.options_len();
         // With a long time from one to the next, the user would have given up before there are so many.
         let late = now.saturating_sub(self.progress_at) >= self.patience() / 2;
-        if size > u32::from(self.least_mss) && (timeouts >= BLACK_HOLE || late) {
+        // It may not have gone again since it was found too long.
+        let known = self.path_mss <= self.least_mss;
+        if size > u32::from(self.least_mss) && !known && (timeouts >= BLACK_HOLE || late) {
             let before = self.path_mss.min(self.agreed.peer_mss);
             self.path_mss = self.least_mss;
             self.counters.narrowed += 1;

@@ -107,7 +107,13 @@ impl Reassembly {
             range.end = range.end.max(old.end);
         }
         self.ranges.splice(first..behind, [range]);
-        // One entry for each range: those that are in the new one make room.
+        self.report_first(start);
+    }
+
+    /// A segment has come that is in a range, perhaps once more: that is reported first from now on.
+    pub(crate) fn report_first(&mut self, start: u64) {
+        let Some(range) = self.ranges.get(self.at(start + 1)) else { return };
+        // One entry for each range: those that are in this one make room.
         let inside = |at: u64| range.start <= at && at < range.end;
         let last = self.recent.iter().position(|at| inside(*at)).unwrap_or(RECENT - 1);
         self.recent.copy_within(..last, 1);

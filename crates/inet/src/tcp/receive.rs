@@ -159,6 +159,8 @@ impl Connection {
         let reassembly = self.receive.reassembly.get_or_insert_default();
         if reassembly.has(start, end) {
             self.receive.duplicate = Some((start, end));
+            // RFC 2883 4: its block stands behind it.
+            reassembly.report_first(start);
             return;
         }
         let mut kept = reassembly.has_room(start, end);

@@ -31,7 +31,8 @@ pub(crate) struct Recovery {
     pub(crate) cause: Cause,
     /// RecoveryPoint: the episode ends when this is acknowledged.
     pub(crate) high: u64,
-    /// To be restored if the episode was a mistake.
+    /// To be restored if the episode was a mistake; nothing if the network has marked something: that is
+    /// none (RFC 4015 3.2).
     pub(crate) before: Option<Before>,
     /// The timestamp of the first retransmission, and the position behind it; none before.
     pub(crate) resent: Option<(u32, u64)>,
@@ -74,6 +75,14 @@ impl Recovery {
             frto: Frto::Off,
             repaired: false,
             prr: Prr { flight: flight.max(1), ..Prr::default() },
+        }
+    }
+
+    /// A mark within it: the window is reduced once for all (RFC 3168 6.1.2), but then that stays, whatever
+    /// else it was for.
+    pub(crate) fn note_mark(&mut self, marked: bool) {
+        if marked {
+            self.before = None;
         }
     }
 

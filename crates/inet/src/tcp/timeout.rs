@@ -56,6 +56,7 @@ impl Connection {
             // lies within the segment may only have been rounded (RFC 7323 2.4).
             self.queue.set_fate(0, Fate::Lost);
             self.owed.window_probe = true;
+            self.recover_conventionally();
             self.timers.set(Timer::Retransmit, now + self.probe_pause());
             // A peer that has said anything since has said what its window is.
             let heard = self.last_received >= head.at;
@@ -64,7 +65,8 @@ impl Connection {
             return;
         }
         self.counters.timeouts += 1;
-        self.suspect_black_hole(now, self.rtt.backoff());
+        self.unanswered = self.unanswered.saturating_add(1);
+        self.suspect_black_hole(now, self.unanswered);
         self.enter_loss(now);
     }
 
@@ -151,7 +153,8 @@ impl Connection {
             _ if self.unconfirmed => self.give_up(),
             _ => {
                 let due = self.progress_at + self.patience();
-                if self.queue.is_idle() {
+                // What was not sent has not gone unanswered: the time begins when it goes.
+                if self.queue.sent().is_empty() {
                     return;
                 }
                 if due > now {

@@ -21,6 +21,7 @@ impl Connection {
     pub fn poll_transmit(&mut self, now: u64) -> Option<Segment> {
         let quiet = self.is_quiet();
         self.paced = false;
+        self.peak.answer();
         let segment = match self.reset.take() {
             Some(reset) => {
                 self.reset = self.next_reset(&reset);
@@ -208,12 +209,14 @@ impl Connection {
         }
         let index = self.queue.next_lost()?;
         let lost = self.queue.sent()[index];
-        // RFC 9293 3.8.6: beyond a window that has shrunk only the first goes out, as a probe.
+        // RFC 9293 3.8.6: beyond a window that has shrunk only the first goes out, as a probe. That is no
+        // matter of congestion control: nothing else would ever be said (MUST-36).
         let beyond = lost.start >= self.window.edge;
-        if beyond && (index > 0 || !std::mem::take(&mut self.owed.window_probe)) {
+        let probe = beyond && index == 0 && std::mem::take(&mut self.owed.window_probe);
+        if beyond && !probe {
             return None;
         }
-        if !self.may_send(now, u64::from(lost.len).min(u64::from(self.mss()))) {
+        if !probe && !self.may_send(now, u64::from(lost.len).min(u64::from(self.mss()))) {
             return None;
         }
         self.probe_resent(now, lost.start);
@@ -234,11 +237,16 @@ impl Connection {
         if self.queue.nxt > high || self.fresh(now, false).is_some() {
             return true;
         }
-        // There is none that may go: conventional recovery.
+        // There is none that may go.
+        self.recover_conventionally();
+        false
+    }
+
+    /// Whether a timeout was spurious is not looked for any more.
+    pub(super) fn recover_conventionally(&mut self) {
         if let Some(recovery) = &mut self.recovery {
             recovery.frto = Frto::Off;
         }
-        false
     }
 
     /// RFC 8985 7.3: new data if there is some, otherwise the last segment again.
@@ -246,9 +254,9 @@ impl Connection {
         self.counters.probes += 1;
         if let Some(fresh) = self.fresh(now, false) {
             self.rack.probe_repeats = false;
-            let segment = self.send_fresh(now, fresh);
-            self.rack.probe_end = self.queue.nxt;
-            return Some(segment);
+            // Known before it goes, or another would be due.
+            self.rack.probe_end = self.queue.nxt + fresh.len + u64::from(fresh.fin);
+            return Some(self.send_fresh(now, fresh));
         }
         let last = self.queue.sent().len().checked_sub(1)?;
         self.probe_resent(now, self.queue.sent()[last].start);

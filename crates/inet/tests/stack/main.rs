@@ -1,6 +1,7 @@
 //! The stack in simulated time: two of them on a link, or one and a stranger's frames.
 
 mod datagrams;
+mod ends;
 mod groups;
 mod held;
 mod hostile;

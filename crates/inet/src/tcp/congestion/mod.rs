@@ -20,7 +20,7 @@ pub(crate) struct Progress {
     pub(crate) now: u64,
     /// Octets acknowledged, cumulatively.
     pub(crate) acked: u64,
-    /// Octets that were on the way before.
+    /// Octets that were on the way before, or before the first of those that are read in one go with it.
     pub(crate) flight: u64,
     pub(crate) mss: u64,
     /// An unambiguous measurement, if this acknowledgement gave one.
@@ -42,6 +42,9 @@ pub(crate) struct Peak {
     last: u32,
     /// The round trip ends when this is acknowledged; the lower half of a position.
     end: u32,
+    /// How much it was at most since something could be sent last: a host reads what has come, and sends
+    /// then. What is on the way between two acknowledgements that are read at once says nothing.
+    unanswered: u32,
 }
 
 impl Peak {
@@ -50,10 +53,22 @@ impl Peak {
     pub(crate) fn note(&mut self, una: u64, nxt: u64) {
         let flight = (nxt - una) as u32;
         if (una as u32).wrapping_sub(self.end) as i32 >= 0 {
-            *self = Self { current: flight, last: self.current, end: nxt as u32 };
+            (self.current, self.last, self.end) = (flight, self.current, nxt as u32);
         } else {
             self.current = self.current.max(flight);
         }
+        self.unanswered = self.unanswered.max(flight);
+    }
+
+    /// What has come may be answered.
+    #[inline]
+    pub(crate) fn answer(&mut self) {
+        self.unanswered = 0;
+    }
+
+    #[inline]
+    pub(crate) fn unanswered(&self) -> u64 {
+        u64::from(self.unanswered)
     }
 
     #[inline]
@@ -68,6 +83,13 @@ pub(crate) struct Before {
     cwnd: u64,
     ssthresh: u64,
     cubic: Cubic,
+}
+
+impl Before {
+    /// The reduction that was under way has come to its end.
+    pub(crate) fn at_threshold(self) -> Self {
+        Self { cwnd: self.cwnd.min(self.ssthresh), ..self }
+    }
 }
 
 #[derive(Clone, Debug)]
