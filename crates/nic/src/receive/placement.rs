@@ -69,6 +69,9 @@ impl<P: Probe> Adapter<P> {
 fn find<P: Probe>(qp: &Qp, hub: &Hub<P>, places: &mut Vec<(usize, usize)>) -> Option<usize> {
     let Path::Stream(stream) = &qp.path else { return None };
     let (count, belonging) = stream.rx.awaits()?;
+    if stream.refusal.is_some() {
+        return None;
+    }
     // Whoever watches wants to see the bytes, and who places writes in another order needs them.
     if count < LEAST_BYTES || hub.probe.watches() || hub.unordered.is_some() || !qp.may_receive() {
         return None;

@@ -59,6 +59,9 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
     while used < bytes.len() {
         let rest = &bytes[used..];
         let Path::Stream(stream) = &mut qp.path else { return bytes.len() };
+        if stream.refusal.is_some() {
+            return bytes.len();
+        }
         let head = stream.rx.head();
         let fpdu = head.as_ref().map_or(rest, |head| &head[..]);
         let end = match stream.rx.next(rest) {
@@ -77,7 +80,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                     Ok(()) => continue,
                     Err(End::Refused(refusal)) => {
                         say_end(qp, terminate::for_fault(fault_of(refusal), fpdu));
-                        responder::refuse(qp, hub, refusal);
+                        refuse_in_turn(qp, hub, refusal);
                         return bytes.len();
                     }
                     Err(End::Nonsense(fault)) => terminate::for_fault(fault, fpdu),
@@ -90,7 +93,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                 stream.gate = Gate::Open;
                 if error == ProtocolError::ToWrap && qp.qp_type.is_reliable() {
                     say_end(qp, end);
-                    responder::refuse(qp, hub, Refusal::ToWrap);
+                    refuse_in_turn(qp, hub, Refusal::ToWrap);
                     return bytes.len();
                 }
                 end
@@ -103,6 +106,19 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
     note_partial(qp, hub, used, bytes.len() - used);
     note_executed(qp, hub);
     used
+}
+
+/// Ends the queue pair over what the peer asked for. What it asked before is answered first, since behind the
+/// end no memory is read any more; a card does not look at a request before it has answered those.
+fn refuse_in_turn<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    match &mut qp.path {
+        Path::Stream(stream) if !stream.answers.is_empty() => {
+            stream.refusal = Some(refusal);
+            stream.partial = None;
+            stream.make_ready(&mut hub.ready);
+        }
+        _ => responder::refuse(qp, hub, refusal),
+    }
 }
 
 /// Notes that `left` bytes of an FPDU are there, or none of one of which others were used already, behind
