@@ -305,6 +305,9 @@ impl<P> Hub<P> {
     /// Ends this side of a channel.
     fn close_channel(&mut self, qp: QpId, path: ChannelPath) {
         self.hot.retain(|&hot| hot != qp);
+        if path.refers {
+            self.referring.retain(|&other| other != qp);
+        }
         // Nothing of this side is for the peer any more, whatever stands in the rings.
         path.channel.outgoing.control.close();
         path.channel.incoming.control.set_grants(0);

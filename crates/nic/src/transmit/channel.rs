@@ -7,6 +7,7 @@ use quipu_iwarp::wire::control::Control;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, SlotWriter};
 
 use super::direct;
+use super::references::note_reference;
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, flush_slot, request};
 use crate::doorbell::has_room;
@@ -412,6 +413,7 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
         if let Err(error) = outgoing.requests.push(&header, &bytes[..len]) {
             return error.into();
         }
+        note_reference(qp, hub);
     } else {
         let slot = match outgoing.requests.reserve() {
             Ok(slot) => slot,
@@ -534,6 +536,9 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
         ack: qp.responder.executed,
         ..SlotHeader::default()
     };
+    if refer {
+        note_reference(qp, hub);
+    }
     push_whole(qp, hub, &header, if refer { &bytes[..len] } else { &[] })
 }
 

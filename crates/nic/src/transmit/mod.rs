@@ -9,6 +9,7 @@ pub(crate) mod frames;
 mod gather;
 mod last_words;
 pub(crate) mod offer;
+mod references;
 pub(crate) mod stream;
 
 pub use gather::{Gather, Piece};
