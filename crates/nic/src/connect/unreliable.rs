@@ -28,7 +28,7 @@ pub(crate) fn lose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.responder.write_len = 0;
     qp.responder.receive.placed = 0;
     qp.responder.dropping = false;
-    qp.responder.dropped_write = false;
+    qp.responder.dropping_write = false;
     qp.peer_rq_psn = None;
     if qp.may_receive() && initiates(qp, hub) {
         qp.requester.attempts = AFTER_LOSS;

@@ -7,7 +7,7 @@
 use quipu_iwarp::Belonging;
 
 use super::replies::oldest_unanswered;
-use super::stream::{note_partial, took};
+use super::stream::{count_written, note_partial, took};
 use crate::adapter::{Adapter, Hub};
 use crate::connect::Phase;
 use crate::probe::{Probe, Stage};
@@ -51,6 +51,7 @@ impl<P: Probe> Adapter<P> {
         match belonging {
             Belonging::Write { .. } => {
                 qp.responder.counters.bytes_in += count as u64;
+                count_written(qp, count);
                 took(qp, count);
             }
             Belonging::Send { .. } => took(qp, count),

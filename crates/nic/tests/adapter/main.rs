@@ -2,6 +2,7 @@
 
 mod acknowledgements;
 mod audit;
+mod by_hand;
 mod completions;
 mod conformance;
 mod counters;
