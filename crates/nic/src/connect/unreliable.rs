@@ -53,9 +53,7 @@ pub(crate) fn drop_sends<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         let position = qp.sq.next;
         let wqe = *qp.sq.wqe(position);
         let done = match wqe.op {
-            SendOp::LocalInv { .. } | SendOp::BindMw(_) => {
-                requester::execute_local(qp, hub, &wqe.op)
-            }
+            SendOp::LocalInv { .. } | SendOp::BindMw(_) => requester::execute_local(qp, hub, &wqe),
             _ if wqe.flags.contains(SendFlags::INLINE) => Ok(()),
             _ => hub
                 .regions

@@ -293,7 +293,7 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
             Met::Failure(status) => return Step::Failed(status),
         }
         if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
-            return match requester::execute_local(qp, hub, &wqe.op) {
+            return match requester::execute_local(qp, hub, &wqe) {
                 Ok(()) => {
                     requester::skip_local(qp, hub);
                     Step::Again

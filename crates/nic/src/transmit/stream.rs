@@ -320,9 +320,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
         Met::Failure(status) => return Step::Failed(status),
     }
     if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
-        // To go back behind a refused receive does not undo what concerned only this side.
-        let done = if wqe.answered { Ok(()) } else { requester::execute_local(qp, hub, &wqe.op) };
-        return match done {
+        return match requester::execute_local(qp, hub, &wqe) {
             Ok(()) => {
                 requester::skip_local(qp, hub);
                 Step::Again
