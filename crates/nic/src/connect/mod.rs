@@ -366,15 +366,14 @@ impl<P: Probe> Adapter<P> {
             reach_out(qp, hub);
             return;
         }
-        let waiting: Vec<ConnId> = hub
-            .conns
-            .iter()
-            .filter(|(_, conn)| {
+        // Those that wait are half open, and so few.
+        let waits = |&conn: &ConnId| {
+            hub.conns.get(conn).is_some_and(|conn| {
                 matches!(&conn.phase, Phase::Waiting(waiting)
                     if waiting.hello.dest_qpn == qp.num.0)
             })
-            .map(|(conn, _)| conn)
-            .collect();
+        };
+        let waiting: Vec<ConnId> = hub.half_open.iter().copied().filter(waits).collect();
         for conn in waiting {
             self.decide(conn);
         }
