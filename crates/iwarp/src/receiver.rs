@@ -200,8 +200,8 @@ impl Receiver {
         }
     }
 
-    /// From now on delivers Writes beyond the end of the address space as any others, to a responder who drops
-    /// what it cannot execute.
+    /// From now on delivers Writes beyond the end of the address space as any others, to a responder who
+    /// drops what it cannot execute.
     pub fn let_wrap(&mut self) {
         self.lets_wrap = true;
     }

@@ -293,8 +293,8 @@ pub(super) fn count_written(qp: &mut Qp, bytes: usize) {
     qp.responder.write_len = qp.responder.write_len.wrapping_add(bytes as u32);
 }
 
-/// The length that an immediate gives its write. Only this end knows how much has been written; there may have
-/// been no write, and another adapter puts what it likes where the length is.
+/// The length that an immediate gives its write. Only this end knows how much was written: there may be no
+/// write, and another adapter puts what it likes where the length is.
 fn told_len(qp: &Qp, immediate: Immediate) -> Result<u32, Refusal> {
     let written = qp.responder.write_len;
     match immediate.write_len {

@@ -1,5 +1,5 @@
-//! The last words of a stream, which its queue pair has let go of: written at once, since nothing is read from
-//! memory of the program once that is so.
+//! The last words of a stream, which its queue pair has let go of: written at once, since nothing is read
+//! from memory of the program once that is so.
 
 use quipu_iwarp::wire::rdmap::{AtomicResponse, UntaggedOp};
 use quipu_mem::Regions;
@@ -21,8 +21,8 @@ pub(crate) struct LastWords {
 }
 
 impl LastWords {
-    /// Those of the stream of queue pair `num`, which has executed so many requests: the last acknowledgement,
-    /// answers, then why it ends. Answers come first, so that the peer finds the right request at fault.
+    /// Those of the stream of queue pair `num`, which has executed so many requests: the last
+    /// acknowledgement, answers, then why it ends. So the peer finds the right request at fault.
     pub(crate) fn of(
         stream: &mut StreamPath,
         regions: &Regions,

@@ -201,8 +201,8 @@ enum TakeBack {
     NotAtAll,
 }
 
-/// A request by reference waits at the peer behind one for which there is no receive. When its region is taken
-/// back it fails, as over TCP where its turn would come: nobody touches the memory.
+/// A request by reference waits at the peer behind one for which there is no receive. When its region is
+/// taken back it fails, as over TCP where its turn would come: nobody touches the memory.
 #[test]
 fn regions_are_taken_back_from_requests_under_way() {
     use TakeBack::{Deregistered, Moved, NotAtAll};

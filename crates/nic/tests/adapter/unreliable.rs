@@ -376,6 +376,23 @@ fn a_full_ring_is_given_up() {
     assert_quiet(&pair, qps);
 }
 
+/// A bell that may begin a wait is told the time exactly: the last reading of an idle program is an hour old.
+#[test]
+fn the_wait_for_room_begins_now() {
+    let (mut pair, qps) = unreliable(Way::LinkCopying);
+    let from = pair.buffer(0, 64 << 10);
+    let post = |pair: &mut Pair, len| {
+        let sges = [from.sge(0, len)];
+        let (flags, payload) = (SendFlags::empty(), Payload::Sges(&sges));
+        let wr = SendWr { wr_id: 1, to: To::Peer, op: SendOp::Send, flags, payload };
+        let adapter = &mut pair.hosts[0].adapter;
+        adapter.post_send(qps[0], &wr).unwrap();
+        adapter.doorbell_wants_time(qps[0])
+    };
+    assert!(!post(&mut pair, 8), "a small one is in the ring already");
+    assert!(post(&mut pair, 64 << 10));
+}
+
 /// Queue pairs of different services do not find each other.
 #[test]
 fn services_do_not_mix() {
