@@ -500,6 +500,7 @@ impl Core {
     /// After the wait, if somebody else handles what it found.
     pub(crate) fn stop_waiting(&mut self) {
         self.wakes_at = None;
+        self.want_reading();
         self.adapter.disarm();
         if let Some(attached) = &mut self.attached {
             attached.woken();
@@ -611,6 +612,9 @@ mod tests {
             while kernel_ns() < before + 2_000_000 {}
         }
         core.stop_waiting();
+        let before = kernel_ns();
+        core.poll();
+        assert!(core.recent() >= Time(before.saturating_sub(1_000_000)));
     }
 
     /// On a busy machine the thread that waits for descriptors wakes long after it was called. Calls of

@@ -79,6 +79,12 @@ impl Core {
         self.empty_polls
     }
 
+    /// Has the next poll read the clock.
+    pub(super) fn want_reading(&mut self) {
+        self.polls_since_reading = POLLS_PER_READING;
+        self.calm = 0;
+    }
+
     /// Whether the last question to epoll was long ago.
     #[inline]
     fn has_not_looked(&self, now: Time) -> bool {
