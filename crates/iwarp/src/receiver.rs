@@ -177,6 +177,8 @@ pub struct Receiver {
     pub(crate) discarding: bool,
     /// Whether long FPDUs are delivered as they come.
     pub(crate) piecewise: bool,
+    /// Whether Writes that wrap are delivered.
+    lets_wrap: bool,
     /// The FPDU of which a part was delivered.
     pub(crate) within: Option<Within>,
 }
@@ -193,8 +195,15 @@ impl Receiver {
             in_write: false,
             discarding: false,
             piecewise: false,
+            lets_wrap: false,
             within: None,
         }
+    }
+
+    /// From now on delivers Writes beyond the end of the address space as any others, to a responder who
+    /// drops what it cannot execute.
+    pub fn let_wrap(&mut self) {
+        self.lets_wrap = true;
     }
 
     /// How many bytes beyond `bytes`, which begin with an FPDU, are needed to complete it: 0 if it
@@ -292,7 +301,8 @@ impl Receiver {
             return Ok(Segment::Discarded { executed: None });
         }
         // The last byte may be the last of the address space, hence one less.
-        if !payload.is_empty() && to.checked_add(payload.len() as u64 - 1).is_none() {
+        let wraps = !payload.is_empty() && to.checked_add(payload.len() as u64 - 1).is_none();
+        if wraps && !(self.lets_wrap && op == TaggedOp::Write) {
             return Err(ProtocolError::ToWrap);
         }
         match op {

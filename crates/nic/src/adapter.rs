@@ -271,6 +271,8 @@ pub(crate) struct Hub<P> {
     pub(crate) hashes: BTreeMap<QpId, RxHash>,
     /// Queue pairs on channels that are looked at by every `progress`.
     pub(crate) hot: Vec<QpId>,
+    /// Queue pairs on channels of whose requests some may refer to memory by address.
+    pub(crate) referring: Vec<QpId>,
     /// Connections of peers that are not yet known or not yet answered, the oldest first.
     pub(crate) half_open: VecDeque<ConnId>,
     /// Queue pairs whose other end, in this very adapter, has been given something.
@@ -442,6 +444,7 @@ impl<P: Probe> Adapter<P> {
                 tables: Slab::new(MAX_TABLES),
                 hashes: BTreeMap::new(),
                 hot: Vec::new(),
+                referring: Vec::new(),
                 half_open: VecDeque::new(),
                 nudged: VecDeque::new(),
                 orphans: Vec::new(),

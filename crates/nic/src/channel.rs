@@ -129,6 +129,8 @@ pub(crate) struct ChannelPath {
     pub(crate) owes_ack: bool,
     /// Something was pushed of which the peer was not told.
     pub(crate) unannounced: bool,
+    /// It is listed among those whose requests may refer to memory by address.
+    pub(crate) refers: bool,
     /// A stall was set and not cleared.
     pub(crate) stalled: bool,
     /// It is listed at the shared receive queue that must get a receive.
@@ -160,6 +162,7 @@ impl ChannelPath {
             told: 0,
             owes_ack: false,
             unannounced: false,
+            refers: false,
             stalled: false,
             awaiting: false,
             idle: 0,

@@ -191,10 +191,16 @@ impl<P: Probe> Adapter<P> {
     /// any time up to now will do.
     #[inline]
     pub fn doorbell_wants_time(&self, id: QpId) -> bool {
-        let any_time = |path: &Path| {
-            matches!(path, Path::Channel(_) | Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_))
-        };
-        self.qps.get(id).is_some_and(|qp| !any_time(&qp.path))
+        self.qps.get(id).is_some_and(|qp| match &qp.path {
+            // What an unreliable one has no room for waits for a limited time; within one adapter the other
+            // end may refuse at once for want of a receive.
+            Path::Channel(path) => {
+                let own = matches!(path.other, Other::Own(_));
+                own || (!qp.qp_type.is_reliable() && qp.sq.has_waiting())
+            }
+            Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_) => false,
+            _ => true,
+        })
     }
 
     /// Does what [`ring_doorbell`](Self::ring_doorbell) would, if that is no more than to tell a peer on this

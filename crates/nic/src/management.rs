@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use quipu_mem::{
     Access, Bind, Key, Mappings, Nothing, RegionInfo, ReregisterError, Reregistration, Segment,
-    Vouched, WindowType,
+    Vouched, WindowType, Withdrawn,
 };
 
 use crate::adapter::{Adapter, Alarm, Hub, Mr, Mw, Pd, Srq};
@@ -155,18 +155,19 @@ impl<P: Probe> Adapter<P> {
         access: Option<Access>,
     ) -> Result<Region, Fault> {
         unordered::place_all(&mut self.hub);
-        let &Mr { pd: old_pd, key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
+        let &Mr { pd: old_pd, key: old_key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
         if let Some(pd) = pd {
             self.hub.pd(pd)?;
         }
         let change = Reregistration { pd: pd.map(pd_number), memory: None, access };
-        let (key, withdrawn) = self.hub.regions.reregister_vouched(key, change, memory).map_err(
-            |error| match error {
-                ReregisterError::Busy => Fault::Busy,
-                ReregisterError::UnknownKey => Fault::NoSuchObject,
-                ReregisterError::Register(error) => error.into(),
-            },
-        )?;
+        let (key, withdrawn) =
+            self.hub.regions.reregister_vouched(old_key, change, memory).map_err(|error| {
+                match error {
+                    ReregisterError::Busy => Fault::Busy,
+                    ReregisterError::UnknownKey => Fault::NoSuchObject,
+                    ReregisterError::Register(error) => error.into(),
+                }
+            })?;
         if let Some(pd) = pd {
             self.hub.pd(old_pd)?.users -= 1;
             self.hub.pd(pd)?.users += 1;
@@ -174,7 +175,7 @@ impl<P: Probe> Adapter<P> {
         if let Some(mr) = self.hub.mrs.get_mut(id) {
             *mr = Mr { pd: pd.unwrap_or(old_pd), key };
         }
-        self.hub.begin_quiet_wait(withdrawn);
+        self.begin_quiet(old_key, withdrawn);
         Ok(Region { id, key })
     }
 
@@ -204,10 +205,16 @@ impl<P: Probe> Adapter<P> {
         unordered::place_all(&mut self.hub);
         let &Mr { pd, key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
         let withdrawn = self.hub.regions.deregister(key).map_err(|_| Fault::Busy)?;
-        self.hub.begin_quiet_wait(withdrawn);
+        self.begin_quiet(key, withdrawn);
         self.hub.mrs.remove(id);
         self.hub.pd(pd)?.users -= 1;
         Ok(())
+    }
+
+    /// A region has lost its key, or is not what it was: ends what refers to it, and notes whom to wait for.
+    fn begin_quiet(&mut self, key: Key, mut withdrawn: Withdrawn) {
+        withdrawn.published |= self.end_references(key);
+        self.hub.begin_quiet_wait(withdrawn);
     }
 
     /// Whether no same-host peer is still in the middle of an access that it began before the last

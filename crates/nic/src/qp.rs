@@ -87,12 +87,14 @@ pub(crate) struct Responder {
     pub(crate) receiving: bool,
     /// Unreliable: whether what is left of the message in progress is dropped.
     pub(crate) dropping: bool,
-    /// Unreliable: whether the message before was a write that was dropped, with the immediate behind it.
-    pub(crate) dropped_write: bool,
+    /// The same, of a write on a stream, which may be in progress beside a Send.
+    pub(crate) dropping_write: bool,
     /// Whether something is held of writes that are placed out of order (`unordered`).
     pub(crate) holding: bool,
-    /// Bytes of the write in progress, or of the last one.
+    /// Bytes of the write in progress; on a stream, also of one that an immediate may still tell of.
     pub(crate) write_len: u32,
+    /// Whether that one is over.
+    pub(crate) write_over: bool,
     /// Whether the event for the first message in RTR was raised.
     pub(crate) established: bool,
     pub(crate) counters: ResponderCounters,

@@ -56,6 +56,9 @@ impl<P: Probe> Adapter<P> {
                     "a work queue is received from by an indirection table",
                 ));
             }
+            if srq.xrc.is_some() {
+                return Err(Fault::Invalid("messages name a shared receive queue of type XRC"));
+            }
             srq.users += 1;
             recv_pd = srq.pd;
         }

@@ -5,6 +5,7 @@ use crate::channel::Other;
 use crate::fate::{self, Cut};
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
+use crate::queue::SendWqe;
 use crate::types::{
     AsyncEvent, Completion, QpState, SendFlags, SendOp, Time, WcExtra, WcOpcode, WcStatus,
 };
@@ -424,11 +425,11 @@ pub(crate) fn peer_silent<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 /// none is sent.
 pub(crate) fn repeat_in_vain<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     while may_begin(qp) {
-        let op = qp.sq.wqe(qp.sq.next).op;
-        if !matches!(op, SendOp::LocalInv { .. } | SendOp::BindMw(_)) {
+        let wqe = *qp.sq.wqe(qp.sq.next);
+        if !matches!(wqe.op, SendOp::LocalInv { .. } | SendOp::BindMw(_)) {
             break;
         }
-        match execute_local(qp, hub, &op) {
+        match execute_local(qp, hub, &wqe) {
             Ok(()) => skip_local(qp, hub),
             Err(status) => fail_next(qp, hub, status),
         }
@@ -438,13 +439,15 @@ pub(crate) fn repeat_in_vain<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
-/// Executes the requests that concern only this side. `Err` carries the status they fail with.
+/// Executes the requests that concern only this side, each once: to go back to what stands before one, for
+/// want of a receive or of a connection, does not undo it. `Err` carries the status they fail with.
 pub(crate) fn execute_local<P: Probe>(
     qp: &Qp,
     hub: &mut Hub<P>,
-    op: &SendOp,
+    wqe: &SendWqe,
 ) -> Result<(), WcStatus> {
-    match op {
+    match &wqe.op {
+        _ if wqe.answered => Ok(()),
         SendOp::LocalInv { key } => {
             // The status of memory management operations that fail (IBA 11.6.2).
             hub.invalidate(qp.pd_number(), qp.num.0, *key).map_err(|_| WcStatus::MwBindErr)

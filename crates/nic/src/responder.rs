@@ -68,7 +68,10 @@ impl Refusal {
     /// Whether an unreliable queue pair drops the message and goes on (IBA 9.9.3, class D): the fault is the
     /// peer's.
     pub(crate) fn is_dropped(self) -> bool {
-        matches!(self, Self::Access(_) | Self::Invalid | Self::TooLong | Self::NoReceive)
+        matches!(
+            self,
+            Self::Access(_) | Self::Invalid | Self::TooLong | Self::NoReceive | Self::ToWrap
+        )
     }
 
     /// The event that the refusal raises at this side, if no completion reports it (IBA 11.6.3.2).

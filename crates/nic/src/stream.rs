@@ -8,6 +8,7 @@ use quipu_iwarp::{Message, Receiver, Sender};
 
 use crate::plain::{Gate, Plain};
 use crate::requester;
+use crate::responder::Refusal;
 use crate::types::{ConnId, SendOp, Time};
 
 /// Acknowledge without delay once this many requests are executed but not acknowledged.
@@ -62,15 +63,6 @@ pub(crate) enum Answer {
     Atomic { id: u32, original: u64 },
 }
 
-/// What the last words of a stream need to know of its queue pair, which has let go of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LastWords {
-    /// Requests executed.
-    pub(crate) executed: u32,
-    /// The number of the queue pair, for the answers owed.
-    pub(crate) num: u32,
-}
-
 /// The byte stream of a connected queue pair.
 pub(crate) struct StreamPath {
     pub(crate) conn: ConnId,
@@ -79,6 +71,8 @@ pub(crate) struct StreamPath {
     pub(crate) outgoing: Option<Outgoing>,
     /// Answers owed, oldest first; never more than the reads that were granted.
     pub(crate) answers: VecDeque<Answer>,
+    /// Why the queue pair ends once they are given.
+    pub(crate) refusal: Option<Refusal>,
     /// Whether an answer has its turn before a request.
     pub(crate) answers_turn: bool,
     /// Whether a Send tells the peer how many requests are executed.
@@ -119,6 +113,7 @@ impl StreamPath {
             rx,
             outgoing: None,
             answers: VecDeque::new(),
+            refusal: None,
             answers_turn: false,
             acknowledging_sends: false,
             flushes: false,

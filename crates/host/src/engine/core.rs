@@ -502,6 +502,7 @@ impl Core {
     /// After the wait, if somebody else handles what it found.
     pub(crate) fn stop_waiting(&mut self) {
         self.wakes_at = None;
+        self.want_reading();
         self.adapter.disarm();
         if let Some(attached) = &mut self.attached {
             attached.woken();
@@ -604,8 +605,29 @@ mod tests {
 
     use quipu_nic::Time;
 
+    use crate::clock::kernel_ns;
     use crate::engine::tests::idle;
     use crate::sys::is_readable;
+
+    /// A program that slept has not read the clock since. What its first polls find may begin a wait, which
+    /// is not to be over at once.
+    #[test]
+    fn polls_beside_one_who_waits_for_descriptors_know_the_time() {
+        let engine = idle();
+        let mut core = engine.inner.core.lock();
+        core.stop_waiting();
+        core.wakes_at = Some(Time(u64::MAX));
+        for _ in 0..40 {
+            let before = kernel_ns();
+            core.poll();
+            assert!(core.recent() >= Time(before.saturating_sub(1_000_000)));
+            while kernel_ns() < before + 2_000_000 {}
+        }
+        core.stop_waiting();
+        let before = kernel_ns();
+        core.poll();
+        assert!(core.recent() >= Time(before.saturating_sub(1_000_000)));
+    }
 
     /// On a busy machine the thread that waits for descriptors wakes long after it was called. Calls of
     /// others in between must not take back what it was called by: it would sleep on, past deadlines that

@@ -42,7 +42,10 @@ impl Core {
     #[inline(never)]
     fn poll_all(&mut self) -> u32 {
         let due = self.polls_since_reading + 1 >= POLLS_PER_READING;
-        let fresh = due || self.empty_polls.is_multiple_of(POLLS_PER_READING);
+        // While somebody waits for descriptors nobody polls steadily: the last reading may be an hour old,
+        // and waits that begin now would be over.
+        let idle = self.wakes_at.is_some();
+        let fresh = due || idle || self.empty_polls.is_multiple_of(POLLS_PER_READING);
         self.polls_since_reading = if fresh { 0 } else { self.polls_since_reading + 1 };
         let now = if fresh { self.clock.now() } else { self.clock.recent() };
         let looks = self.polls_since_look + 1 >= self.polls_per_look() || self.has_not_looked(now);
@@ -74,6 +77,12 @@ impl Core {
             self.poll_beside_waiter();
         }
         self.empty_polls
+    }
+
+    /// Has the next poll read the clock.
+    pub(super) fn want_reading(&mut self) {
+        self.polls_since_reading = POLLS_PER_READING;
+        self.calm = 0;
     }
 
     /// Whether the last question to epoll was long ago.

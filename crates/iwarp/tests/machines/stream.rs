@@ -233,6 +233,10 @@ fn what_is_refused_is_refused_as_soon_as_its_header_is_there() {
     );
     assert_eq!(piecewise().next(&wraps[..wraps.len() - 1]), Ok(None));
     assert_eq!(piecewise().next(&wraps), Err(ProtocolError::ToWrap));
+    let mut lenient = piecewise();
+    lenient.let_wrap();
+    let delivered = lenient.next(&wraps).unwrap().map(|(used, _)| used);
+    assert_eq!(delivered, Some(wraps.len()));
 }
 
 #[test]

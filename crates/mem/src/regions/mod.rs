@@ -8,6 +8,7 @@ mod vouched;
 mod windows;
 
 use core::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rand_chacha::ChaCha20Rng;
@@ -165,6 +166,8 @@ pub struct RegionInfo {
 pub struct Regions {
     table: Table,
     directory: Option<Directory>,
+    /// The keys of windows that are bound to a queue pair, behind its number.
+    windows: BTreeSet<(u32, Key)>,
     mappings: Option<Arc<dyn Mappings>>,
     /// What requests have lent to the adapter, if that is kept in mind.
     lent: Option<Box<RefCell<Ledger>>>,
@@ -175,7 +178,7 @@ impl Regions {
     pub fn new(config: RegionsConfig) -> Regions {
         let rng = ChaCha20Rng::from_seed(config.seed);
         let table = Table::new(rng, config.max_entries);
-        Regions { table, directory: None, mappings: None, lent: None }
+        Regions { table, directory: None, windows: BTreeSet::new(), mappings: None, lent: None }
     }
 
     /// From now on publishes remotely accessible regions in `directory`. Those

@@ -144,6 +144,9 @@ impl Regions {
             entry.addr = target.addr;
             entry.role = Role::Window { kind, region: Some(target.region) };
         }
+        if kind == WindowType::Two {
+            self.windows.insert((bind.qp_num, bind.rkey));
+        }
         self.publish(bind.rkey);
         Ok(withdrawn)
     }
@@ -173,23 +176,19 @@ impl Regions {
         Ok(self.unbind(rkey))
     }
 
-    /// Unbinds all windows that are bound to a queue pair, for when it is destroyed. Looks at every
-    /// slot.
+    /// Unbinds all windows that are bound to a queue pair, for when it is destroyed.
     pub fn unbind_qp(&mut self, qp_num: u32) -> Withdrawn {
-        if qp_num == ANY_QP {
-            return Withdrawn::default();
-        }
-        let bound: Vec<Key> = self
-            .table
-            .entries_mut()
-            .filter(|entry| entry.key != 0 && entry.qp_num == qp_num)
-            .map(|entry| Key(entry.key))
-            .collect();
         let mut all = Withdrawn::default();
-        for key in bound {
+        while let Some(key) = self.window_of(qp_num) {
             all.published |= self.unbind(key).published;
         }
         all
+    }
+
+    /// The key of a window that is bound to a queue pair.
+    fn window_of(&self, qp_num: u32) -> Option<Key> {
+        let keys = (qp_num, Key(0))..=(qp_num, Key(u32::MAX));
+        self.windows.range(keys).next().map(|&(_, key)| key)
     }
 
     fn check_window(&self, bind: &Bind) -> Result<WindowType, BindError> {
@@ -246,6 +245,7 @@ impl Regions {
         let published = self.withdraw(window);
         let mut was = None;
         if let Some(entry) = self.table.slot_mut(window) {
+            self.windows.remove(&(entry.qp_num, Key(entry.key)));
             entry.key = 0;
             entry.access = 0;
             entry.qp_num = ANY_QP;

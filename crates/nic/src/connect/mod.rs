@@ -17,7 +17,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::{Initiator, Responder};
-use quipu_mem::Regions;
 use quipu_mem::ring::Channel;
 
 use crate::adapter::{Adapter, Alarm, Hub};
@@ -30,8 +29,7 @@ use crate::qp::{Path, Qp};
 use crate::qpip::{connections, udp};
 use crate::receive;
 use crate::requester;
-use crate::stream::{LastWords, StreamPath};
-use crate::transmit;
+use crate::transmit::LastWords;
 use crate::types::{ConnId, Gid, LinkId, QpId, QpNum, QpState, Time, WcStatus};
 use crate::unordered;
 use crate::watch;
@@ -91,16 +89,14 @@ pub(crate) enum Farewell {
     /// A refusal.
     Refusal(Box<Responder>),
     /// The last acknowledgement and the reason of the end.
-    Stream { stream: Box<StreamPath>, last: LastWords },
+    Stream(Box<LastWords>),
 }
 
 impl Farewell {
-    pub(crate) fn transmit(&mut self, regions: &Regions, out: &mut [u8]) -> usize {
+    pub(crate) fn transmit(&mut self, out: &mut [u8]) -> usize {
         match self {
             Self::Refusal(responder) => responder.poll_transmit(out),
-            Self::Stream { stream, last } => {
-                transmit::stream::run_closing(stream, regions, *last, out)
-            }
+            Self::Stream(words) => words.transmit(out),
         }
     }
 }
@@ -218,13 +214,13 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         Path::None => {}
         path @ (Path::Lost | Path::Datagrams { .. }) => qp.path = path,
         Path::Pending(conn) => hub.abandon(conn),
-        Path::Stream(stream) => {
+        Path::Stream(mut stream) => {
             let (conn, executed) = (stream.conn, qp.responder.executed);
-            let last = LastWords { executed, num: qp.num.0 };
+            let words = LastWords::of(&mut stream, &hub.regions, executed, qp.num.0);
             if stream.plain.is_some() {
                 hub.tell_stream(qp.id, conn, StreamChange::Ended);
             }
-            hub.close_stream(conn, Some(Farewell::Stream { stream, last }));
+            hub.close_stream(conn, Some(Farewell::Stream(words)));
         }
         Path::Channel(path) => {
             path.channel.incoming.control.set_executed(qp.responder.executed);
@@ -309,6 +305,9 @@ impl<P> Hub<P> {
     /// Ends this side of a channel.
     fn close_channel(&mut self, qp: QpId, path: ChannelPath) {
         self.hot.retain(|&hot| hot != qp);
+        if path.refers {
+            self.referring.retain(|&other| other != qp);
+        }
         // Nothing of this side is for the peer any more, whatever stands in the rings.
         path.channel.outgoing.control.close();
         path.channel.incoming.control.set_grants(0);
@@ -367,15 +366,14 @@ impl<P: Probe> Adapter<P> {
             reach_out(qp, hub);
             return;
         }
-        let waiting: Vec<ConnId> = hub
-            .conns
-            .iter()
-            .filter(|(_, conn)| {
+        // Those that wait are half open, and so few.
+        let waits = |&conn: &ConnId| {
+            hub.conns.get(conn).is_some_and(|conn| {
                 matches!(&conn.phase, Phase::Waiting(waiting)
                     if waiting.hello.dest_qpn == qp.num.0)
             })
-            .map(|(conn, _)| conn)
-            .collect();
+        };
+        let waiting: Vec<ConnId> = hub.half_open.iter().copied().filter(waits).collect();
         for conn in waiting {
             self.decide(conn);
         }

@@ -45,8 +45,9 @@ fn open_stream<P>(
     let extensions = Extensions { acknowledging_sends, xrc, ..agreed };
     let mut receiver = Receiver::new(negotiated, extensions);
     // An unreliable message is executed whole or dropped.
-    if reliable {
-        receiver.set_piecewise();
+    match reliable {
+        true => receiver.set_piecewise(),
+        false => receiver.let_wrap(),
     }
     let sender = Sender::new(negotiated, max_ulpdu);
     let flushes = extensions.flush;

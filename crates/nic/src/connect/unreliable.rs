@@ -28,7 +28,7 @@ pub(crate) fn lose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.responder.write_len = 0;
     qp.responder.receive.placed = 0;
     qp.responder.dropping = false;
-    qp.responder.dropped_write = false;
+    qp.responder.dropping_write = false;
     qp.peer_rq_psn = None;
     if qp.may_receive() && initiates(qp, hub) {
         qp.requester.attempts = AFTER_LOSS;
@@ -53,9 +53,7 @@ pub(crate) fn drop_sends<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         let position = qp.sq.next;
         let wqe = *qp.sq.wqe(position);
         let done = match wqe.op {
-            SendOp::LocalInv { .. } | SendOp::BindMw(_) => {
-                requester::execute_local(qp, hub, &wqe.op)
-            }
+            SendOp::LocalInv { .. } | SendOp::BindMw(_) => requester::execute_local(qp, hub, &wqe),
             _ if wqe.flags.contains(SendFlags::INLINE) => Ok(()),
             _ => hub
                 .regions

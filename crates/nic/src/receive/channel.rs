@@ -97,6 +97,16 @@ pub(super) fn end_reception<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, end: End) -
     true
 }
 
+/// Takes notice of what the peer has executed and answered, of which nobody may have been told.
+pub(crate) fn catch_up<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    take_answers(qp, hub);
+    let Path::Channel(path) = &qp.path else { return };
+    let executed = path.channel.outgoing.control.executed();
+    if let Err(end) = requester_ack(qp, hub, executed) {
+        end_reception(qp, hub, end);
+    }
+}
+
 /// Takes the answers that are there already to what was just asked.
 pub(crate) fn take_answers<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     if let Err(end) = answers::responses(qp, hub) {

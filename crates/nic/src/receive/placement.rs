@@ -7,7 +7,7 @@
 use quipu_iwarp::Belonging;
 
 use super::replies::oldest_unanswered;
-use super::stream::{note_partial, took};
+use super::stream::{count_written, note_partial, took};
 use crate::adapter::{Adapter, Hub};
 use crate::connect::Phase;
 use crate::probe::{Probe, Stage};
@@ -51,6 +51,7 @@ impl<P: Probe> Adapter<P> {
         match belonging {
             Belonging::Write { .. } => {
                 qp.responder.counters.bytes_in += count as u64;
+                count_written(qp, count);
                 took(qp, count);
             }
             Belonging::Send { .. } => took(qp, count),
@@ -69,6 +70,9 @@ impl<P: Probe> Adapter<P> {
 fn find<P: Probe>(qp: &Qp, hub: &Hub<P>, places: &mut Vec<(usize, usize)>) -> Option<usize> {
     let Path::Stream(stream) = &qp.path else { return None };
     let (count, belonging) = stream.rx.awaits()?;
+    if stream.refusal.is_some() {
+        return None;
+    }
     // Whoever watches wants to see the bytes, and who places writes in another order needs them.
     if count < LEAST_BYTES || hub.probe.watches() || hub.unordered.is_some() || !qp.may_receive() {
         return None;

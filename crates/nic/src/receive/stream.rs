@@ -59,6 +59,9 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
     while used < bytes.len() {
         let rest = &bytes[used..];
         let Path::Stream(stream) = &mut qp.path else { return bytes.len() };
+        if stream.refusal.is_some() {
+            return bytes.len();
+        }
         let head = stream.rx.head();
         let fpdu = head.as_ref().map_or(rest, |head| &head[..]);
         let end = match stream.rx.next(rest) {
@@ -77,7 +80,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                     Ok(()) => continue,
                     Err(End::Refused(refusal)) => {
                         say_end(qp, terminate::for_fault(fault_of(refusal), fpdu));
-                        responder::refuse(qp, hub, refusal);
+                        refuse_in_turn(qp, hub, refusal);
                         return bytes.len();
                     }
                     Err(End::Nonsense(fault)) => terminate::for_fault(fault, fpdu),
@@ -90,7 +93,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                 stream.gate = Gate::Open;
                 if error == ProtocolError::ToWrap && qp.qp_type.is_reliable() {
                     say_end(qp, end);
-                    responder::refuse(qp, hub, Refusal::ToWrap);
+                    refuse_in_turn(qp, hub, Refusal::ToWrap);
                     return bytes.len();
                 }
                 end
@@ -103,6 +106,19 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
     note_partial(qp, hub, used, bytes.len() - used);
     note_executed(qp, hub);
     used
+}
+
+/// Ends the queue pair over what the peer asked for. What it asked before is answered first, since behind the
+/// end no memory is read any more; a card does not look at a request before it has answered those.
+fn refuse_in_turn<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
+    match &mut qp.path {
+        Path::Stream(stream) if !stream.answers.is_empty() => {
+            stream.refusal = Some(refusal);
+            stream.partial = None;
+            stream.make_ready(&mut hub.ready);
+        }
+        _ => responder::refuse(qp, hub, refusal),
+    }
 }
 
 /// Notes that `left` bytes of an FPDU are there, or none of one of which others were used already, behind
@@ -204,6 +220,9 @@ pub(super) fn execute<P: Probe>(
         Segment::Write { stag, to, last, payload } => {
             responder::note_arrival(qp, hub);
             write(qp, hub, stag.0, to, last, payload)?;
+            forget_write(qp);
+            qp.responder.write_over = last;
+            count_written(qp, payload.len());
             let counters = &mut qp.responder.counters;
             counters.bytes_in += payload.len() as u64;
             counters.writes += u64::from(last);
@@ -218,6 +237,7 @@ pub(super) fn execute<P: Probe>(
         Segment::Send { kind, solicited, srq, executed, mo, last, payload, .. } => {
             replies::take_acknowledgement(qp, hub, executed)?;
             responder::note_arrival(qp, hub);
+            forget_write(qp);
             choose(qp, hub, srq)?;
             send(qp, hub, kind, solicited, mo, last, payload)
         }
@@ -226,13 +246,20 @@ pub(super) fn execute<P: Probe>(
             choose(qp, hub, srq)?;
             receive_immediate(qp, hub, solicited, immediate)
         }
-        Segment::ReadRequest { request, .. } => Ok(read_request(qp, hub, &request)?),
-        Segment::AtomicRequest { request, .. } => Ok(atomic_request(qp, hub, &request)?),
+        Segment::ReadRequest { request, .. } => {
+            forget_write(qp);
+            Ok(read_request(qp, hub, &request)?)
+        }
+        Segment::AtomicRequest { request, .. } => {
+            forget_write(qp);
+            Ok(atomic_request(qp, hub, &request)?)
+        }
         Segment::ReadResponse { stag, to, last, payload } => {
             replies::read_response(qp, hub, stag.0, to, last, payload)
         }
         Segment::Flush { request, .. } => {
             responder::note_arrival(qp, hub);
+            forget_write(qp);
             let FlushRequest { stag, to, len, placement, level } = request;
             let flush = Flush::of(to, stag.0, len, placement, level);
             responder::flush(qp, hub, flush)?;
@@ -249,6 +276,31 @@ pub(super) fn execute<P: Probe>(
             Err(End::Over)
         }
         Segment::Discarded { executed } => replies::take_acknowledgement(qp, hub, executed),
+    }
+}
+
+/// A request comes behind a write: if that is over, no immediate can tell of it any more.
+#[inline]
+fn forget_write(qp: &mut Qp) {
+    if std::mem::take(&mut qp.responder.write_over) {
+        qp.responder.write_len = 0;
+    }
+}
+
+/// Counts bytes of a write, for the immediate that may tell of it.
+#[inline]
+pub(super) fn count_written(qp: &mut Qp, bytes: usize) {
+    qp.responder.write_len = qp.responder.write_len.wrapping_add(bytes as u32);
+}
+
+/// The length that an immediate gives its write. Only this end knows how much was written: there may be no
+/// write, and another adapter puts what it likes where the length is.
+fn told_len(qp: &Qp, immediate: Immediate) -> Result<u32, Refusal> {
+    let written = qp.responder.write_len;
+    match immediate.write_len {
+        _ if qp.qp_type.is_plain() => Ok(written),
+        len if len == 0 || len == written => Ok(len),
+        _ => Err(Refusal::Invalid),
     }
 }
 
@@ -386,14 +438,16 @@ fn receive_immediate<P: Probe>(
     if !qp.allows(Access::REMOTE_WRITE) {
         return Err(Refusal::Invalid.into());
     }
+    let byte_len = told_len(qp, immediate)?;
     if !qp.responder.receiving && !responder::begin_receive(qp, hub) {
         return not_ready(qp, hub);
     }
     responder::spared(qp)?;
+    forget_write(qp);
     executed(qp);
     let finish = Finish {
         opcode: WcOpcode::RecvRdmaWithImm,
-        byte_len: immediate.write_len,
+        byte_len,
         extra: WcExtra::Imm(immediate.imm),
         solicited,
     };

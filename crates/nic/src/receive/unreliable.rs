@@ -1,7 +1,7 @@
 //! Reception of unreliable connections (IBA 9.8.2): a message that cannot be executed is dropped from there
 //! to its end, and nobody is told.
 
-use quipu_iwarp::Segment;
+use quipu_iwarp::{Segment, SendKind};
 use quipu_mem::ring::SlotHeader;
 
 use super::{channel, replies, stream};
@@ -41,7 +41,8 @@ pub(super) fn slot<P: Probe>(
     Ok(Front::Done)
 }
 
-/// Executes a segment of a stream, or drops it; with a write goes the immediate that belongs to it.
+/// Executes a segment of a stream, or drops it. No write is known behind one that was dropped, so that the
+/// immediate which tells of it is dropped as well.
 pub(super) fn segment<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
@@ -55,16 +56,24 @@ pub(super) fn segment<P: Probe>(
             _ => Err(replies::UNASKED),
         };
     }
-    let behind_dropped = std::mem::take(&mut qp.responder.dropped_write);
-    let orphan = matches!(segment, Segment::Immediate { immediate, .. }
-        if behind_dropped && immediate.write_len > 0);
-    if !qp.responder.dropping && !orphan {
+    let dropping = match segment {
+        Segment::Write { .. } => qp.responder.dropping_write,
+        // An operation of reliable connections.
+        Segment::Send { kind: SendKind::Invalidate(_), .. } => true,
+        _ => qp.responder.dropping,
+    };
+    if !dropping {
         match stream::execute(qp, hub, segment) {
             Err(End::Refused(refusal)) if refusal.is_dropped() => {}
             other => return other,
         }
     }
-    qp.responder.dropping = !segment.ends_request();
-    qp.responder.dropped_write = matches!(segment, Segment::Write { .. });
+    let (goes_on, responder) = (!segment.ends_request(), &mut qp.responder);
+    match segment {
+        Segment::Write { .. } => (responder.dropping_write, responder.write_len) = (goes_on, 0),
+        Segment::Send { .. } => responder.dropping = goes_on,
+        // Between its segments a Send may meet others, which do not end it.
+        _ => {}
+    }
     Ok(())
 }

@@ -7,6 +7,7 @@ use quipu_iwarp::wire::control::Control;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, SlotWriter};
 
 use super::direct;
+use super::references::note_reference;
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Other, PIECE, References, flag, flush_slot, request};
 use crate::doorbell::has_room;
@@ -292,7 +293,7 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
             Met::Failure(status) => return Step::Failed(status),
         }
         if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
-            return match requester::execute_local(qp, hub, &wqe.op) {
+            return match requester::execute_local(qp, hub, &wqe) {
                 Ok(()) => {
                     requester::skip_local(qp, hub);
                     Step::Again
@@ -412,6 +413,7 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
         if let Err(error) = outgoing.requests.push(&header, &bytes[..len]) {
             return error.into();
         }
+        note_reference(qp, hub);
     } else {
         let slot = match outgoing.requests.reserve() {
             Ok(slot) => slot,
@@ -534,6 +536,9 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
         ack: qp.responder.executed,
         ..SlotHeader::default()
     };
+    if refer {
+        note_reference(qp, hub);
+    }
     push_whole(qp, hub, &header, if refer { &bytes[..len] } else { &[] })
 }
 

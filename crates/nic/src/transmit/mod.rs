@@ -7,10 +7,13 @@ pub(crate) mod channel;
 pub(crate) mod direct;
 pub(crate) mod frames;
 mod gather;
+mod last_words;
 pub(crate) mod offer;
+mod references;
 pub(crate) mod stream;
 
 pub use gather::{Gather, Piece};
+pub(crate) use last_words::LastWords;
 
 use crate::adapter::Adapter;
 use crate::connect::Phase;
@@ -102,7 +105,7 @@ impl<P: Probe> Adapter<P> {
         match &mut state.phase {
             Phase::Open => self.transmit_open(conn, out, 0, gather),
             Phase::Initiating(initiator) => initiator.poll_transmit(out),
-            Phase::Closing(Some(farewell)) => farewell.transmit(&self.hub.regions, out),
+            Phase::Closing(Some(farewell)) => farewell.transmit(out),
             Phase::Greeting(_) => {
                 let greeted = self.greet(conn, out);
                 self.transmit_open(conn, out, greeted, gather)

@@ -18,7 +18,7 @@ use crate::qp::{Path, Qp};
 use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
 use crate::responder::{self, Refusal};
-use crate::stream::{Answer, Body, LastWords, Outgoing, StreamPath};
+use crate::stream::{Answer, Body, Outgoing, StreamPath};
 use crate::types::{Access, Flush, SendFlags, SendOp, WcStatus};
 
 use super::Gather;
@@ -27,7 +27,7 @@ use super::Gather;
 const SMALL_BYTES: u32 = 1024;
 
 /// What one step of transmission did.
-enum Step {
+pub(super) enum Step {
     /// Wrote so many bytes.
     Wrote(usize),
     /// Did something that needs no bytes: look again.
@@ -118,7 +118,7 @@ fn carries_acknowledgement(qp: &Qp) -> bool {
 
 /// Says what must be said first: notices, then how many requests are executed. `None`: nothing.
 #[inline]
-fn say(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> Option<Step> {
+pub(super) fn say(stream: &mut StreamPath, executed: u32, out: &mut [u8]) -> Option<Step> {
     if let Gate::Opening(rtr) = stream.gate {
         let opened = plain::open_gate(stream, rtr, out);
         return Some(opened.map_or(Step::Nothing, Step::Wrote));
@@ -320,9 +320,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
         Met::Failure(status) => return Step::Failed(status),
     }
     if let SendOp::LocalInv { .. } | SendOp::BindMw(_) = wqe.op {
-        // To go back behind a refused receive does not undo what concerned only this side.
-        let done = if wqe.answered { Ok(()) } else { requester::execute_local(qp, hub, &wqe.op) };
-        return match done {
+        return match requester::execute_local(qp, hub, &wqe) {
             Ok(()) => {
                 requester::skip_local(qp, hub);
                 Step::Again
@@ -464,6 +462,11 @@ fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut 
     match answer_piece(stream, &hub.regions, num, out, may_stay.then_some(gather)) {
         Ok(Some(staged)) => {
             hub.probe.stage(Stage::GetData, staged.payload as usize);
+            if stream.answers.is_empty()
+                && let Some(refusal) = stream.refusal.take()
+            {
+                responder::refuse(qp, hub, refusal);
+            }
             Step::Wrote(staged.bytes)
         }
         Ok(None) => Step::Nothing,
@@ -477,7 +480,7 @@ fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut 
 /// Writes the next piece of the oldest answer that queue pair `num` owes; `None` if it owes none,
 /// or if there is no room. Key and rights are checked again for each piece, since the region may have been
 /// deregistered meanwhile. Large ones stay in memory if there is a list to note them in.
-fn answer_piece(
+pub(super) fn answer_piece(
     stream: &mut StreamPath,
     regions: &Regions,
     num: u32,
@@ -533,37 +536,4 @@ pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) 
             quipu_iwarp::terminate::for_fault(crate::receive::stream::fault_of(refusal), &[]);
     }
     responder::refuse(qp, hub, refusal);
-}
-
-/// What a stream that is being closed still says: the last acknowledgement, the answers that it promises,
-/// then why it ends. Answers come first, so that the peer finds the right request at fault.
-pub(crate) fn run_closing(
-    stream: &mut StreamPath,
-    regions: &Regions,
-    last: LastWords,
-    out: &mut [u8],
-) -> usize {
-    let mut used = 0;
-    while let Some(Step::Wrote(bytes)) = say(stream, last.executed, &mut out[used..]) {
-        used += bytes;
-    }
-    if stream.gate != Gate::Open {
-        // The initiator has said nothing yet, so that it cannot be told either.
-        return used;
-    }
-    while !stream.answers.is_empty() {
-        match answer_piece(stream, regions, last.num, &mut out[used..], None) {
-            Ok(Some(staged)) => used += staged.bytes,
-            Ok(None) => return used,
-            Err(_) => stream.answers.clear(),
-        }
-    }
-    let Some(terminate) = stream.terminate else { return used };
-    // A message that has begun has its number: it does not begin without room.
-    if out.len() - used < stream.tx.fpdu_bound(terminate.wire_len()) {
-        return used;
-    }
-    stream.terminate = None;
-    let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
-    used + stream.tx.whole(&mut msg, &mut out[used..], &terminate).unwrap_or(0)
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::pair::{Host, Pair, WAYS, Way, connected, connected_with};
-use WcStatus::{MwBindErr, RetryExcErr, Success, WrFlushErr};
+use WcStatus::{MwBindErr, RemAccessErr, RetryExcErr, Success, WrFlushErr};
 use quipu_nic::mem::{Access, Key};
 use quipu_nic::*;
 
@@ -211,16 +211,73 @@ fn reads_and_atomics_that_had_arrived_are_answered() {
         let (addr, rkey) = (there.addr(), there.key());
         pair.send(0, qps[0], 1, SendOp::FetchAdd { addr, rkey, add: 3 }, &[here.sge(0, 8)]);
         pair.send(0, qps[0], 2, SendOp::Read { addr, rkey }, &[here.sge(8, LEN)]);
-        let (ends, mut bytes) = (pair.stream_ends(), vec![0; 8192]);
-        let used = pair.hosts[0].adapter.transmit(pair.now, ends[0], &mut bytes);
-        let peer = &mut pair.hosts[1].adapter;
-        assert_eq!(peer.handle_stream(pair.now, ends[1], &bytes[..used]), used);
+        ask(&mut pair);
         leave(&mut pair, qps[1], how);
         pair.run();
         assert_eq!(pair.polled(0), [(1, Success), (2, Success)], "{how:?}");
         assert_eq!((here.bytes(0, 8)[0], there.bytes(0, 8)[0]), (5, 8), "{how:?}");
         assert_eq!(here.bytes(8, LEN), there.bytes(0, LEN), "{how:?}");
     }
+}
+
+/// The bytes of a large one stay in memory that is the program's again: they are not for the peer any more.
+#[test]
+fn nothing_is_read_from_memory_once_a_queue_pair_has_left() {
+    const LEN: usize = 300_000;
+    for how in [Leave::Destroyed, Leave::Reset, Leave::Error] {
+        for begun in [0, 1, 10] {
+            let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
+            let (here, there) = (pair.buffer(0, LEN + 8), pair.buffer(1, LEN));
+            there.fill(0, &[1; LEN]);
+            let (addr, rkey) = (there.addr(), there.key());
+            pair.send(0, qps[0], 1, SendOp::Read { addr, rkey }, &[here.sge(0, LEN)]);
+            pair.send(0, qps[0], 2, SendOp::FetchAdd { addr, rkey, add: 0 }, &[here.sge(LEN, 8)]);
+            ask(&mut pair);
+            let (ends, mut bytes) = (pair.stream_ends(), vec![0; 8192]);
+            for _ in 0..begun {
+                let used = pair.hosts[1].adapter.transmit(pair.now, ends[1], &mut bytes);
+                pair.inject(0, &bytes[..used]);
+            }
+            leave(&mut pair, qps[1], how);
+            there.fill(0, &[2; LEN]);
+            pair.run();
+            assert!(!here.bytes(0, LEN).contains(&2), "{how:?} {begun}");
+            assert_eq!(pair.polled(0), [], "{how:?} {begun}");
+            pair.later(SECOND);
+            assert_eq!(pair.polled(0), [(1, RetryExcErr), (2, WrFlushErr)], "{how:?} {begun}");
+        }
+    }
+}
+
+/// What the peer asked before it asked for what it may not have is answered, as by a card, which comes to a
+/// request when those before are executed. Then the queue pair ends.
+#[test]
+fn answers_come_before_the_end_that_the_peer_is_to_blame_for() {
+    const LEN: usize = 300_000;
+    let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
+    let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
+    there.fill(0, &[1; LEN]);
+    let (addr, rkey) = (there.addr(), there.key());
+    pair.send(0, qps[0], 1, SendOp::Read { addr, rkey }, &[here.sge(0, LEN)]);
+    let wrong = SendOp::Write { addr, rkey: rkey ^ 1 };
+    pair.send(0, qps[0], 2, wrong, &[here.sge(0, 8)]);
+    ask(&mut pair);
+    assert_eq!(pair.state(1, qps[1]), QpState::Rts);
+    pair.run();
+    assert_eq!(pair.polled(0), [(1, Success), (2, RemAccessErr)]);
+    assert_eq!(here.bytes(0, LEN), [1; LEN]);
+    assert_eq!(pair.state(1, qps[1]), QpState::Err);
+    assert_eq!(pair.hosts[1].adapter.poll_timeout(), None);
+    pair.later(SECOND);
+    assert_eq!(pair.hosts[1].adapter.connections(), 0);
+}
+
+/// The requests of host 0 arrive, and nothing else happens.
+fn ask(pair: &mut Pair) {
+    let (ends, mut bytes) = (pair.stream_ends(), vec![0; 8192]);
+    let used = pair.hosts[0].adapter.transmit(pair.now, ends[0], &mut bytes);
+    let peer = &mut pair.hosts[1].adapter;
+    assert_eq!(peer.handle_stream(pair.now, ends[1], &bytes[..used]), used);
 }
 
 fn send(wr_id: u64, op: SendOp) -> SendWr<'static> {

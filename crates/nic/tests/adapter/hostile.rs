@@ -21,7 +21,7 @@ fn sender() -> Sender {
 }
 
 /// An FPDU whose control octet says that its message goes on, with the CRC put right.
-fn not_last(mut fpdu: Vec<u8>) -> Vec<u8> {
+pub fn not_last(mut fpdu: Vec<u8>) -> Vec<u8> {
     const LAST: u8 = 0x40;
     fpdu[2] &= !LAST;
     let end = fpdu.len() - 4;

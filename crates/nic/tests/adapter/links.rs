@@ -3,10 +3,10 @@
 use std::cell::Cell;
 
 use crate::hostile::LinkPeer;
-use crate::pair::{Pair, Way, connected_with};
+use crate::pair::{Host, Pair, Way, connected_with};
 use WcStatus::{RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
-use quipu_nic::mem::Segment;
 use quipu_nic::mem::ring::{SlotHeader, Stall};
+use quipu_nic::mem::{Access, Segment};
 use quipu_nic::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -43,6 +43,12 @@ fn a_request_that_is_granted_too_late_is_made_again() {
         for busy in [false, true] {
             let mut pair = Pair::new(way);
             let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+            let memory = pair.buffer(1, 64);
+            let Host { adapter, pd, .. } = &mut pair.hosts[1];
+            let (mw, key) = adapter.alloc_mw(*pd, WindowType::Two).unwrap();
+            let (mr, addr, key) = (memory.region.id, memory.addr(), key.next_tag().0);
+            let access = Access::REMOTE_WRITE;
+            let bind = BindMw { mw, rkey: key, mr, addr, len: 64, access };
             pair.stopped = Some(1);
             for host in 0..2 {
                 pair.to_rtr(host, qps, &|_| {});
@@ -51,12 +57,16 @@ fn a_request_that_is_granted_too_late_is_made_again() {
             pair.later(11 * SECOND);
             if busy {
                 pair.recv(0, qps[0], 3, &[]);
-                pair.send(1, qps[1], 4, SendOp::Send, &[]);
+                // What concerns this side alone is done once, though all of it is transmitted again.
+                pair.send(1, qps[1], 4, SendOp::BindMw(bind), &[]);
+                pair.send(1, qps[1], 5, SendOp::Send, &[]);
+                pair.send(1, qps[1], 6, SendOp::LocalInv { key }, &[]);
             }
             pair.stopped = None;
             pair.later(SECOND);
             let told = if busy { vec![(3, Success)] } else { vec![] };
-            let sent = if busy { vec![(4, Success)] } else { vec![] };
+            let sent = [4, 5, 6].map(|wr_id| (wr_id, Success));
+            let sent = if busy { sent.to_vec() } else { vec![] };
             assert_eq!((pair.polled(0), pair.polled(1)), (told, sent), "{way:?}");
             exchange(&mut pair, qps);
         }

@@ -3,6 +3,7 @@
 mod acknowledgements;
 mod asked;
 mod audit;
+mod by_hand;
 mod completions;
 mod conformance;
 mod counters;

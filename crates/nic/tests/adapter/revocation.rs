@@ -190,3 +190,81 @@ fn large_writes_take_turns() {
     }
     assert_eq!((written(), pair.polled(0)), (HUGE, vec![(1, WcStatus::Success)]));
 }
+
+/// How a region is taken back from requests that refer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TakeBack {
+    Deregistered,
+    /// It is another domain's.
+    Moved,
+    /// It keeps what the requests need.
+    NotAtAll,
+}
+
+/// A request by reference waits at the peer behind one for which there is no receive. When its region is
+/// taken back it fails, as over TCP where its turn would come: nobody touches the memory.
+#[test]
+fn regions_are_taken_back_from_requests_under_way() {
+    use TakeBack::{Deregistered, Moved, NotAtAll};
+    for (how, read) in
+        [Deregistered, Moved, NotAtAll].map(|how| [(how, true), (how, false)]).as_flattened()
+    {
+        let (mut pair, qps) = connected(Way::Link);
+        let (other, here) = (pair.buffer(0, LARGE), pair.buffer(0, LARGE));
+        let there = pair.buffer_with(1, LARGE, ALL_ACCESS);
+        there.fill(0, &[7; LARGE]);
+        let read_op = SendOp::Read { addr: there.addr(), rkey: there.key() };
+        let op = if *read { read_op } else { SendOp::Send };
+        pair.send(0, qps[0], 1, SendOp::Send, &[]);
+        pair.send(0, qps[0], 2, op, &[here.sge(0, LARGE)]);
+        pair.run();
+        let adapter = &mut pair.hosts[0].adapter;
+        // Another one is none of theirs.
+        adapter.dereg_mr(other.region.id).unwrap();
+        match how {
+            Deregistered => adapter.dereg_mr(here.region.id).unwrap(),
+            Moved => {
+                let pd = adapter.alloc_pd().unwrap();
+                adapter.rereg_mr(here.region.id, Some(pd), None, None).unwrap();
+            }
+            NotAtAll => {
+                let access = quipu_nic::mem::Access::LOCAL_WRITE;
+                adapter.rereg_mr(here.region.id, None, None, Some(access)).unwrap();
+            }
+        }
+        assert!(adapter.memory_is_quiet());
+        here.fill(0, &[9; LARGE]);
+        pair.recv(1, qps[1], 50, &[]);
+        pair.recv(1, qps[1], 51, &[there.sge(0, LARGE)]);
+        pair.hosts[1].adapter.progress(pair.now);
+        pair.later(1_000_000_000);
+        if *how == NotAtAll {
+            let done = [(1, WcStatus::Success), (2, WcStatus::Success)];
+            assert_eq!(pair.polled(0), done, "{read}");
+            continue;
+        }
+        let failed = [(1, WcStatus::WrFlushErr), (2, WcStatus::LocProtErr)];
+        assert_eq!(pair.polled(0), failed, "{how:?} {read}");
+        assert_eq!(here.bytes(0, LARGE), [9; LARGE], "{how:?} {read}");
+        assert_eq!(there.bytes(0, LARGE), [7; LARGE], "{how:?} {read}");
+    }
+}
+
+/// What the peer has executed is not under way, though nobody has looked.
+#[test]
+fn requests_that_are_executed_survive_their_region() {
+    for read in [true, false] {
+        let (mut pair, qps) = connected(Way::Link);
+        let (here, there) = (pair.buffer(0, LARGE), pair.buffer_with(1, LARGE, ALL_ACCESS));
+        there.fill(0, &[7; LARGE]);
+        let read_op = SendOp::Read { addr: there.addr(), rkey: there.key() };
+        pair.send(0, qps[0], 1, SendOp::Send, &[]);
+        pair.send(0, qps[0], 2, if read { read_op } else { SendOp::Send }, &[here.sge(0, LARGE)]);
+        pair.recv(1, qps[1], 50, &[]);
+        pair.recv(1, qps[1], 51, &[there.sge(0, LARGE)]);
+        while pair.hosts[1].adapter.progress(pair.now) {}
+        pair.hosts[0].adapter.dereg_mr(here.region.id).unwrap();
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)], "{read}");
+    }
+}

@@ -13,7 +13,7 @@ use quipu_nic::*;
 
 const SECOND: u64 = 1_000_000_000;
 
-fn unreliable(way: Way) -> (Pair, [QpId; 2]) {
+pub fn unreliable(way: Way) -> (Pair, [QpId; 2]) {
     let mut pair = Pair::new(way);
     let qps = [0, 1].map(|host: usize| pair.hosts[host].qp_with(|init| init.qp_type = QpType::Uc));
     pair.connect(qps);
@@ -21,7 +21,7 @@ fn unreliable(way: Way) -> (Pair, [QpId; 2]) {
 }
 
 /// Nothing was noticed but what `connect` may raise.
-fn assert_quiet(pair: &Pair, qps: [QpId; 2]) {
+pub fn assert_quiet(pair: &Pair, qps: [QpId; 2]) {
     for host in 0..2 {
         let loud = |event: &&Event| {
             !matches!(event, Event::Completion { .. } | Event::Async(AsyncEvent::CommEst(_)))
@@ -376,6 +376,23 @@ fn a_full_ring_is_given_up() {
     assert_quiet(&pair, qps);
 }
 
+/// A bell that may begin a wait is told the time exactly: the last reading of an idle program is an hour old.
+#[test]
+fn the_wait_for_room_begins_now() {
+    let (mut pair, qps) = unreliable(Way::LinkCopying);
+    let from = pair.buffer(0, 64 << 10);
+    let post = |pair: &mut Pair, len| {
+        let sges = [from.sge(0, len)];
+        let (flags, payload) = (SendFlags::empty(), Payload::Sges(&sges));
+        let wr = SendWr { wr_id: 1, to: To::Peer, op: SendOp::Send, flags, payload };
+        let adapter = &mut pair.hosts[0].adapter;
+        adapter.post_send(qps[0], &wr).unwrap();
+        adapter.doorbell_wants_time(qps[0])
+    };
+    assert!(!post(&mut pair, 8), "a small one is in the ring already");
+    assert!(post(&mut pair, 64 << 10));
+}
+
 /// Queue pairs of different services do not find each other.
 #[test]
 fn services_do_not_mix() {
@@ -436,6 +453,34 @@ fn within_one_adapter() {
     pair.later(3 * SECOND);
     assert_eq!(pair.polled(0), [(3, Success)]);
     assert_eq!(pair.state(0, a), QpState::Rts);
+}
+
+/// A write beyond the end of the address space is a message that cannot be executed, like any other.
+#[test]
+fn writes_that_wrap_are_dropped() {
+    for way in WAYS {
+        for imm in [false, true] {
+            let (mut pair, qps) = unreliable(way);
+            let (from, to) = (pair.buffer(0, 512), pair.buffer(1, 512));
+            let streams = pair.streams();
+            pair.recv(1, qps[1], 7, &[]);
+            let (addr, rkey) = (u64::MAX - 255, to.key());
+            let op = match imm {
+                true => SendOp::WriteImm { addr, rkey, imm: 1 },
+                false => SendOp::Write { addr, rkey },
+            };
+            pair.send(0, qps[0], 1, op, &[from.sge(0, 512)]);
+            pair.run();
+            pair.send(0, qps[0], 2, SendOp::SendImm(2), &[]);
+            pair.run();
+            assert_eq!(pair.polled(0), [(1, Success), (2, Success)], "{way:?}");
+            let got = pair.hosts[1].poll();
+            assert_eq!(statuses(&got), [(7, Success)], "{way:?}");
+            assert_eq!(got[0].extra, WcExtra::Imm(2), "{way:?}");
+            assert_eq!(pair.streams(), streams, "{way:?}");
+            assert_quiet(&pair, qps);
+        }
+    }
 }
 
 /// One FPDU of a message of fixed layout.

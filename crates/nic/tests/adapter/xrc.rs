@@ -94,6 +94,21 @@ impl Xrc {
 
 use WcStatus::{LocLenErr, LocProtErr, RemAccessErr, RemInvReqErr, RemOpErr, Success};
 
+/// A queue that messages name is not one that a queue pair takes receives from.
+#[test]
+fn other_queue_pairs_cannot_have_the_queue() {
+    let mut xrc = Xrc::new(Way::Link);
+    let srq = Some(xrc.srqs[0]);
+    let host = &mut xrc.pair.hosts[1];
+    for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        let (pd, send_cq, recv_cq) = (host.pd, host.cq, host.cq);
+        let cap = QpCap { max_send_wr: 1, ..QpCap::default() };
+        let init = QpInit { pd, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all: false };
+        let made = host.adapter.create_qp(&init, QpNum::new(5000, 77));
+        assert!(matches!(made, Err(Fault::Invalid(_))), "{qp_type:?}");
+    }
+}
+
 /// Each message goes to the queue that it names, and completes in the queue of that.
 #[test]
 fn messages_reach_the_queue_that_they_name() {
