@@ -5,16 +5,21 @@
 #[allow(dead_code)]
 #[path = "adapter/input.rs"]
 mod input;
+mod shares;
 
 use input::Input;
 use libfuzzer_sys::fuzz_target;
 use quipu_mem::ring::{Channel, ChannelConfig, ChannelLayout, INLINE_MAX, SlotHeader};
 use quipu_mem::{Access, DirectoryReader, Key, Segment};
+use shares::Shares;
+
+static SHARES: Shares<4> = Shares::new(["a request", "a response", "bytes", "a directory"]);
 
 const CONFIG: ChannelConfig =
     ChannelConfig { request_slots: 8, request_bytes: 1024, response_slots: 4, response_bytes: 256 };
 
 fuzz_target!(|data: &[u8]| {
+    SHARES.begin();
     let mut input = Input(data);
     let len = ChannelLayout::new(CONFIG).expect("a legal layout").total_len();
     let segment = Segment::heap(len);
@@ -76,6 +81,7 @@ fn consume(channel: &mut Channel, landing: &Segment, input: &mut Input<'_>) {
     let incoming = &mut channel.incoming;
     let mut seen = 0;
     while let Some(header) = incoming.requests.peek() {
+        SHARES.reach("a request");
         seen += 1;
         assert!(seen <= 3 * CONFIG.request_slots, "a ring does not refill itself for ever");
         assert!(usize::from(header.inline_len) <= INLINE_MAX);
@@ -85,12 +91,14 @@ fn consume(channel: &mut Channel, landing: &Segment, input: &mut Input<'_>) {
         let _ = incoming.request_bytes.copy_to(header.raddr, &place);
         let at = incoming.request_bytes.position();
         if incoming.request_bytes.copy_to(at, &place).is_ok() {
+            SHARES.reach("bytes");
             let _ = incoming.request_bytes.release_to(at + place.len() as u64);
         }
         let _ = incoming.request_bytes.release_to(header.raddr);
         incoming.requests.pop();
     }
     while let Some(header) = incoming.responses.peek() {
+        SHARES.reach("a response");
         let _ = incoming.response_bytes.release_to(header.raddr);
         incoming.responses.pop();
     }
@@ -126,6 +134,7 @@ fn produce(channel: &mut Channel, segment: &Segment, input: &mut Input<'_>) {
 
 fn lookup(directory: &Segment, input: &mut Input<'_>) {
     let Ok(reader) = DirectoryReader::new(directory) else { return };
+    SHARES.reach("a directory");
     let (key, addr, len) = (Key(input.word() & 0x0fff), input.long(), input.count().into());
     let right = if input.flag() { Access::REMOTE_READ } else { Access::REMOTE_WRITE };
     if let Ok(range) = reader.lookup(input.count(), input.count(), key, addr, len, right) {
