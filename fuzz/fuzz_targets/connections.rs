@@ -64,6 +64,8 @@ struct World {
     now: u64,
     ids: Vec<IdKey>,
     streams: Vec<Known>,
+    /// Those whose streams the adapter has.
+    handed: Vec<IdKey>,
     /// Who looks up, and by which number.
     asked: (IdKey, u32),
 }
@@ -87,7 +89,8 @@ impl World {
             ids.push(id);
         }
         let asked = (ids[1], 0);
-        let mut world = Self { cm, channel, now: 0, ids, streams: Vec::new(), asked };
+        let mut world =
+            Self { cm, channel, now: 0, ids, streams: Vec::new(), handed: Vec::new(), asked };
         // Something to begin with: one of this side, and one of the peer.
         let space = if kind & 16 == 0 { PortSpace::Tcp } else { PortSpace::Udp };
         world.connect(space, &Param::default());
@@ -137,11 +140,11 @@ impl World {
             8 if self.ids.len() > 2 && what & 64 != 0 => cm.destroy_id(id).map(drop),
             9 => cm.connect_params(id).map(drop),
             10 => {
-                cm.handle_established(id);
+                self.handed.iter().rev().take(1).for_each(|id| cm.handle_established(*id));
                 Ok(())
             }
             11 => {
-                cm.handle_ended(id);
+                self.handed.pop().into_iter().for_each(|id| cm.handle_ended(id));
                 Ok(())
             }
             _ => {
@@ -230,6 +233,7 @@ impl World {
                 Action::HandOver(over) => {
                     SHARES.reach("handed over");
                     assert!(self.cm.has_id(over.id));
+                    self.handed.push(over.id);
                     self.streams.retain(|(stream, _)| *stream != over.stream);
                 }
                 Action::Close { stream, .. } => {

@@ -59,7 +59,11 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     match which % 11 {
-        0 => stable("control", Control::LEN, Control::parse, bytes),
+        0 => {
+            let mut bytes = bytes.to_vec();
+            bytes.iter_mut().take(1).for_each(|kind| *kind %= 5);
+            stable("control", Control::LEN, Control::parse, &bytes);
+        }
         1 => stable("terminate", bytes.len(), Terminate::parse, bytes),
         2 => stable("read request", ReadRequest::LEN, ReadRequest::parse, bytes),
         3 => stable("atomic request", AtomicRequest::LEN, AtomicRequest::parse, bytes),

@@ -1,5 +1,5 @@
-//! Slots, byte rings and counts of a channel, a directory of regions, and a list of shared pages, in memory that a hostile peer
-//! writes: nothing in it may lead out of it, or make what is read more than there is.
+//! Slots, byte rings and counts of a channel, a directory of regions, and a list of shared pages, in memory
+//! that a hostile peer writes: nothing in it may lead out of it, or make what is read more than there is.
 #![no_main]
 
 #[allow(dead_code)]

@@ -186,7 +186,8 @@ mod tests {
                 found.push(path.file_stem().unwrap().to_str().unwrap().to_owned());
             }
         }
-        (targets.sort(), found.sort());
+        targets.sort();
+        found.sort();
         assert_eq!(targets, found);
     }
 
