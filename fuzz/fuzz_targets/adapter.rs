@@ -5,6 +5,7 @@
 
 #[path = "adapter/input.rs"]
 mod input;
+mod shares;
 #[path = "adapter/wires.rs"]
 mod wires;
 #[path = "adapter/world.rs"]
@@ -22,12 +23,16 @@ use quipu_iwarp::wire::{Payload as WirePayload, Stag};
 use quipu_nic::mem::Access;
 use quipu_nic::mem::ring::{SlotHeader, Stall};
 use quipu_nic::*;
+use shares::Shares;
 use world::{ALL, Carriage, World};
+
+static SHARES: Shares<2> = Shares::new(["a send done", "a receive done"]);
 
 /// Steps of a run.
 const STEPS: usize = 300;
 
 fuzz_target!(|data: &[u8]| {
+    SHARES.begin();
     let mut input = Input(data);
     let mut world = World::new(input.byte());
     for _ in 0..STEPS {

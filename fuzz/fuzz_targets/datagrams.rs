@@ -4,6 +4,7 @@
 
 #[path = "adapter/input.rs"]
 mod input;
+mod shares;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,6 +13,10 @@ use libfuzzer_sys::fuzz_target;
 use quipu_iwarp::wire::datagram::Datagram;
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::*;
+use shares::Shares;
+
+static SHARES: Shares<4> =
+    Shares::new(["a datagram of its own", "a frame of its own", "a send done", "a receive done"]);
 
 const STEPS: usize = 200;
 /// Bytes of the region that receives may name, with as many before and behind it that nobody may touch.
@@ -298,6 +303,7 @@ impl World {
                 assert_eq!((header.source_qpn, departure.from), (number.0, number));
                 let raw = number == QpNum::new(PORT, RAW as u8);
                 assert_eq!(header.frame, raw);
+                SHARES.reach(if raw { "a frame of its own" } else { "a datagram of its own" });
                 assert!(!raw || departure.to.ip() == self.adapter.segment());
             }
         }
@@ -311,6 +317,9 @@ impl World {
         let mut out = [Completion::default(); 16];
         while let Ok(found @ 1..) = self.adapter.poll_cq(self.cq, &mut out) {
             self.completed += found as u64;
+            for done in out[..found].iter().filter(|done| done.status == WcStatus::Success) {
+                SHARES.reach(if done.wr_id == 1 { "a send done" } else { "a receive done" });
+            }
         }
         assert!(self.completed <= self.posted, "more completions than requests");
         for offset in [0, 2 * LEN] {
@@ -322,6 +331,7 @@ impl World {
 }
 
 fuzz_target!(|data: &[u8]| {
+    SHARES.begin();
     let mut input = Input(data);
     let layer = input.pick(&[LinkLayer::Ethernet, LinkLayer::InfiniBand]);
     let mut world = World::new(layer);

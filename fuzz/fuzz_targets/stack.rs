@@ -2,6 +2,12 @@
 //! checksum, if they like) and made up, among calls of users who do what they like.
 #![no_main]
 
+#[allow(dead_code)]
+#[path = "adapter/input.rs"]
+mod input;
+mod shares;
+mod stranger;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -13,6 +19,17 @@ use quipu_inet::stack::{
 use quipu_inet::tcp::{self, Mode, Secret};
 use quipu_wire::checksum::{Sum, sum};
 use quipu_wire::{ethernet, ipv4, ipv6};
+use shares::Shares;
+use stranger::Place;
+
+static SHARES: Shares<6> = Shares::new([
+    "a connection",
+    "a segment with payload",
+    "a datagram",
+    "made up",
+    "a stranger's connection",
+    "reassembled",
+]);
 
 const MTU: u32 = 1_500;
 /// Room that a user posts.
@@ -43,6 +60,8 @@ struct Host {
     sockets: Vec<UdpId>,
     link: usize,
     segment: u32,
+    /// The last frame that it has sent.
+    sent: Vec<u8>,
 }
 
 /// Where the IP header and the upper layer of a frame of ours begin.
@@ -56,6 +75,15 @@ fn layers(link: usize, frame: &[u8]) -> Option<(usize, usize, u8)> {
     } else {
         (link, link + ipv4::LEN, ip[9])
     })
+}
+
+/// Whether it is the address of neither host.
+fn is_stranger(address: IpAddr) -> bool {
+    let last = match address {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    };
+    !(1..=2).contains(&last)
 }
 
 fn addresses(ip: &[u8]) -> (IpAddr, IpAddr) {
@@ -120,8 +148,16 @@ impl Host {
             ..Config::new(address, 24, Secret([host as u64, 9]))
         };
         let link = if hardware.is_some() { ethernet::HEADER } else { 0 };
-        let (connections, listeners, sockets) = (Vec::new(), Vec::new(), Vec::new());
-        Self { stack: Stack::new(config), address, connections, listeners, sockets, link, segment }
+        Self {
+            stack: Stack::new(config),
+            address,
+            connections: Vec::new(),
+            listeners: Vec::new(),
+            sockets: Vec::new(),
+            link,
+            segment,
+            sent: Vec::new(),
+        }
     }
 
     /// A frame as it goes to the link: it must be right in every respect.
@@ -155,11 +191,18 @@ impl Host {
         while let Some(event) = self.stack.poll_event() {
             match event {
                 Event::Incoming { connection, .. } if generous => {
+                    let peer = self.stack.flow(connection).map(|flow| flow.remote.ip());
+                    if peer.is_some_and(is_stranger) {
+                        SHARES.reach("a stranger's connection");
+                    }
                     self.stack.set_receive_space(connection, ROOM);
                     self.connections.push(connection);
                 }
                 Event::Incoming { connection, .. } => self.stack.release(connection),
-                Event::Tcp { connection, .. } => {
+                Event::Tcp { connection, event } => {
+                    if event == tcp::Event::Connected {
+                        SHARES.reach("a connection");
+                    }
                     assert!(self.stack.connection(connection).is_some(), "events of the living");
                 }
                 _ => {}
@@ -180,8 +223,12 @@ impl Host {
         match arrival {
             Arrival::Nothing => {}
             Arrival::Segment { connection, received, reassembled } => {
+                if reassembled {
+                    SHARES.reach("reassembled");
+                }
                 let whole = if reassembled { self.stack.reassembled() } else { frame };
                 let placed = received.placement.map(|placement| {
+                    SHARES.reach("a segment with payload");
                     assert!(!whole[placement.payload].is_empty());
                 });
                 assert!(placed.is_none() || self.stack.connection(connection).is_some());
@@ -191,8 +238,14 @@ impl Host {
                 self.stack.set_receive_space(connection, ROOM);
             }
             Arrival::Datagram(datagram) => match datagram.payload {
-                Payload::Frame(range) => assert!(range.end <= frame.len()),
-                Payload::Reassembled => assert!(self.stack.reassembled().len() <= 65_535),
+                Payload::Frame(range) => {
+                    SHARES.reach("a datagram");
+                    assert!(range.end <= frame.len());
+                }
+                Payload::Reassembled => {
+                    SHARES.reach("reassembled");
+                    assert!(self.stack.reassembled().len() <= 65_535);
+                }
             },
         }
     }
@@ -276,8 +329,25 @@ impl World {
             self.hosts[from].take(arrival, &frame);
             self.hosts[from].poll_events(true);
         } else if self.link.len() < 64 {
+            self.hosts[from].sent.clone_from(&frame);
             self.link.push((1 - from, frame));
         }
+    }
+
+    /// A frame of a third party for a host.
+    fn make_up(&mut self, to: usize, input: &mut Input<'_>) {
+        SHARES.reach("made up");
+        let checked = input.byte().unwrap_or(0) & 1 != 0;
+        let place = Place {
+            own: self.hosts[to].address,
+            other: self.hosts[1 - to].address,
+            station: (self.hosts[to].link > 0).then_some([2, 0, 0, 0, 0, to as u8 + 1]),
+            sent: &self.hosts[to].sent,
+        };
+        let mut rest = input::Input(input.0);
+        let frame = place.frame(&mut rest);
+        input.0 = rest.0;
+        self.hosts[to].arrive(self.now, &frame, checked);
     }
 
     /// Sends a datagram that is longer than a packet. Anything may happen between its parts.
@@ -367,6 +437,7 @@ impl World {
 }
 
 fuzz_target!(|input: &[u8]| {
+    SHARES.begin();
     let mut input = Input(input);
     let kind = input.byte().unwrap_or(0);
     let mode = if kind & 8 != 0 { Mode::Message } else { Mode::Stream };
@@ -396,6 +467,13 @@ fuzz_target!(|input: &[u8]| {
             (0..2).for_each(|host| world.hosts[host].poll_events(true));
         }
     }
+    // And one of a stranger, who says SYN and then answers.
+    if kind & 0x30 == 0 {
+        world.make_up(1, &mut Input(&[1, 2, 7]));
+        world.flush(1);
+        world.make_up(1, &mut Input(&[1, 3, 7]));
+        world.hosts[1].poll_events(true);
+    }
     while let Some(what) = input.byte() {
         let host = usize::from(what >> 7);
         // Somebody else, or itself.
@@ -424,6 +502,7 @@ fuzz_target!(|input: &[u8]| {
                     }
                 }
             }
+            _ if what & 8 == 0 => world.make_up(host, &mut input),
             _ => drop((!world.link.is_empty()).then(|| world.link.remove(0))),
         }
         (0..2).for_each(|host| world.hosts[host].poll_events(what & 64 == 0));

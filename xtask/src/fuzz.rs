@@ -4,6 +4,7 @@
 //! manifest made of `fuzz/Cargo.toml`. For a real campaign use cargo-fuzz.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -75,7 +76,8 @@ fn run_all(options: &Options, targets: &[String], folder: &Path) -> Result<Vec<S
         loop {
             let target = next.lock().expect("nobody panics with it").next();
             let Some(target) = target else { return Ok(bad) };
-            if !run_one(options, target, folder)? {
+            let artifacts = crate::root().join("fuzz/artifacts").join(target);
+            if !run_one(options, target, folder, &artifacts)? {
                 bad.push(format!(
                     "{target}: replay with `cargo xtask fuzz --target {target} --replay FILE`, FILE \
                      being the input named above"
@@ -92,23 +94,27 @@ fn run_all(options: &Options, targets: &[String], folder: &Path) -> Result<Vec<S
 }
 
 /// Runs a target; whether it found nothing.
-fn run_one(options: &Options, target: &str, folder: &Path) -> Result<bool> {
+fn run_one(options: &Options, target: &str, folder: &Path, artifacts: &Path) -> Result<bool> {
     let mut command = Command::new(folder.join(target));
     match &options.replay {
         Some(file) => drop(command.arg("--replay").arg(file)),
         None => {
-            command.arg(options.seed.to_string()).arg(options.runs.to_string());
-            command.arg(artifacts(target)).arg(crate::root().join("fuzz/seeds").join(target));
+            command.arg(options.seed.to_string()).arg(options.runs.to_string()).arg(artifacts);
+            let seeds = crate::root().join("fuzz/seeds").join(target);
+            command.args(seeds.is_dir().then_some(seeds));
         }
     }
     let ended = command.status().with_context(|| format!("cannot run {target}"))?;
+    if let (Some(signal), None) = (ended.signal(), &options.replay) {
+        // The driver wrote it down before it gave it to the target.
+        let kept = artifacts.join(format!("seed-{}-signal-{signal}", options.seed));
+        fs::rename(artifacts.join(format!("seed-{}-current", options.seed)), &kept)
+            .with_context(|| format!("{target}: ended by signal {signal}, without an input"))?;
+        println!("{target}: ended by signal {signal}; the input is {}", kept.display());
+    }
     let verdict = if ended.success() { "no panic" } else { "FAILED" };
     println!("{target}: {verdict}");
     Ok(ended.success())
-}
-
-fn artifacts(target: &str) -> PathBuf {
-    crate::root().join("fuzz/artifacts").join(target)
 }
 
 /// The manifest that builds the same targets with the driver, and the targets' names.
@@ -139,8 +145,16 @@ fn adapt(manifest: &str, fuzz: &Path) -> Result<(String, Vec<String>)> {
     Ok((table.to_string(), targets))
 }
 
+/// The driver itself, for its tests.
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../fuzz-driver/src/smoke.rs"]
+mod smoke;
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -154,5 +168,76 @@ mod tests {
         assert_eq!(table["dependencies"]["x"]["path"].as_str(), Some("/f/../x"));
         let driver = table["dependencies"]["libfuzzer-sys"]["path"].as_str().unwrap();
         assert!(driver.ends_with("xtask/fuzz-driver"));
+    }
+
+    #[test]
+    fn targets_are_built_with_every_check_and_each_is_in_the_manifest() {
+        let fuzz = crate::root().join("fuzz");
+        let manifest = fs::read_to_string(fuzz.join("Cargo.toml")).unwrap();
+        let (text, mut targets) = adapt(&manifest, &fuzz).unwrap();
+        let table: Table = text.parse().unwrap();
+        for check in ["debug-assertions", "overflow-checks"] {
+            assert_eq!(table["profile"]["release"][check].as_bool(), Some(true), "{check}");
+        }
+        let mut found = Vec::new();
+        for entry in fs::read_dir(fuzz.join("fuzz_targets")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() && fs::read_to_string(&path).unwrap().contains("\nfuzz_target!(") {
+                found.push(path.file_stem().unwrap().to_str().unwrap().to_owned());
+            }
+        }
+        targets.sort();
+        found.sort();
+        assert_eq!(targets, found);
+    }
+
+    /// A folder of this test's own.
+    fn folder(name: &str) -> PathBuf {
+        let folder = crate::target_dir().join("tmp").join(format!("{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    #[test]
+    fn the_input_that_ends_a_target_by_a_signal_is_kept() {
+        let folder = folder("signal");
+        // As the driver does it, and then as if the target had touched what is not there.
+        let script = "#!/bin/sh\nprintf bad > \"$3/seed-$1-current\"\nkill -SEGV $$\n";
+        fs::write(folder.join("t"), script).unwrap();
+        fs::set_permissions(folder.join("t"), fs::Permissions::from_mode(0o700)).unwrap();
+        let options = Options { runs: 1, seed: 7, target: None, replay: None };
+        assert!(!run_one(&options, "t", &folder, &folder).unwrap());
+        assert_eq!(fs::read(folder.join("seed-7-signal-11")).unwrap(), b"bad");
+        assert!(!folder.join("seed-7-current").exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_current_input_is_in_a_file_while_the_target_runs() {
+        fn target(input: &[u8]) {
+            let folder = crate::target_dir().join("tmp");
+            let file = folder.join(format!("current-{}/seed-3-current", std::process::id()));
+            assert_eq!(fs::read(file).unwrap(), input);
+        }
+        let folder = folder("current");
+        assert_eq!(smoke::smoke(target, 3, 200, &folder, &[]), 0);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing was found, nothing is left");
+        // A corpus that is not there is said to be so.
+        let none = folder.join("none").display().to_string();
+        assert_eq!(smoke::smoke(target, 3, 1, &folder, &[none]), 2);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn an_input_that_makes_a_target_panic_is_kept() {
+        fn target(input: &[u8]) {
+            assert!(input.len() < 20, "too long");
+        }
+        let folder = folder("panic");
+        assert_eq!(smoke::smoke(target, 5, 1000, &folder, &[]), 1);
+        let kept: Vec<_> = fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
+        let [kept] = &kept[..] else { panic!("{kept:?}") };
+        assert!(fs::read(kept).unwrap().len() >= 20);
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -587,6 +587,13 @@ impl World {
         for cq in self.cqs {
             while let Ok(found @ 1..) = self.adapter.poll_cq(cq, &mut out) {
                 self.completed += found as u64;
+                for done in out[..found].iter().filter(|done| done.status == WcStatus::Success) {
+                    crate::SHARES.reach(if done.wr_id == 1 {
+                        "a send done"
+                    } else {
+                        "a receive done"
+                    });
+                }
             }
         }
         assert!(self.completed <= self.posted, "more completions than requests");

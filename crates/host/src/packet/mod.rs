@@ -17,6 +17,7 @@
 
 mod af_packet;
 mod error;
+mod inner;
 pub mod interface;
 mod mapping;
 mod messages;

@@ -9,9 +9,10 @@ use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::inner::{DESTINATION, address_at, bare, hand_over};
 use super::interface::{Name, control, mtu};
-use super::messages::{BATCH, Message, Messages, Piece};
-use super::place::{address_of, own_address, place_of};
+use super::messages::{BATCH, Messages, Piece};
+use super::place::{own_address, place_of};
 use super::queue::Queue;
 use super::{ETHERNET, Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Peer, Refusal};
 use crate::address::{find_address, host_addresses};
@@ -36,11 +37,6 @@ const BUFFER: libc::c_int = 4 << 20;
 /// a route that was away, or be one peer's, as a narrow path: others are not to pay for it for ever. Where it
 /// refuses all, a call in vain for so many is no matter.
 const SINGLY: usize = 1024;
-
-/// The fixed header of IPv6, and where in it the addresses are.
-const HEADER: usize = 40;
-const SOURCE: usize = 8;
-const DESTINATION: usize = 24;
 
 /// A link over a UDP socket.
 pub(super) struct UdpLink {
@@ -239,46 +235,11 @@ fn trains(waiting: &Queue<Note>, singly: usize) -> impl Iterator<Item = Piece<'_
     })
 }
 
-/// Hands the packets of a message to `each`, those that come from where they say; how many.
-fn hand_over(
-    message: Message,
-    bytes: &[u8],
-    inners: &HashMap<SocketAddr, Ipv6Addr>,
-    each: &mut dyn FnMut(&Frame<'_>),
-) -> usize {
-    let Some(from) = message.from else { return 0 };
-    let derived = || match from {
-        SocketAddr::V4(place) => Some(address_of(place)),
-        SocketAddr::V6(_) => None,
-    };
-    let Some(inner) = inners.get(&bare(from)).copied().or_else(derived) else { return 0 };
-    let mut count = 0;
-    for packet in bytes[..message.len].chunks(message.datagrams.unwrap_or(bytes.len())) {
-        if packet.first().is_some_and(|version| version >> 4 == 6)
-            && address_at(packet, SOURCE) == Some(inner)
-        {
-            each(&Frame { bytes: packet, checked: false });
-            count += 1;
-        }
-    }
-    count
-}
-
-/// A place without scope and flow label, which the kernel's word may have and the user's not.
-fn bare(place: SocketAddr) -> SocketAddr {
-    SocketAddr::new(place.ip(), place.port())
-}
-
-/// An address in the header of a packet, if there is a whole header.
-fn address_at(packet: &[u8], at: usize) -> Option<Ipv6Addr> {
-    let octets: [u8; 16] = *packet.get(..HEADER)?[at..].first_chunk()?;
-    Some(octets.into())
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
 
+    use super::super::inner::HEADER;
     use super::*;
 
     fn queue(lens: &[(usize, u16)]) -> Queue<Note> {
@@ -344,56 +305,5 @@ mod tests {
         }
         let joins: Vec<_> = trains(&queue, 0).map(|piece| piece.joins).collect();
         assert_eq!(joins, [false, true, true, false]);
-    }
-
-    /// What of a message with packets of these sources is handed over: the last octets of their payload.
-    fn handed(from: &str, datagrams: Option<usize>, packets: &[(&str, u8)]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for (source, mark) in packets {
-            let mut packet = [0; HEADER + 1];
-            packet[0] = 0x60;
-            packet[SOURCE..DESTINATION]
-                .copy_from_slice(&source.parse::<Ipv6Addr>().unwrap().octets());
-            packet[HEADER] = *mark;
-            bytes.extend(packet);
-        }
-        let message = Message { len: bytes.len(), from: Some(from.parse().unwrap()), datagrams };
-        let listed = ("192.0.2.2:7".parse().unwrap(), "fd00::7".parse().unwrap());
-        let mut marks = Vec::new();
-        let count = hand_over(message, &bytes, &HashMap::from([listed]), &mut |frame| {
-            assert!(!frame.checked);
-            marks.extend(frame.bytes.last());
-        });
-        assert_eq!(count, marks.len());
-        marks
-    }
-
-    #[test]
-    fn who_says_who_he_is_not_is_not_heard() {
-        let own = address_of("192.0.2.1:4000".parse().unwrap()).to_string();
-        let other = address_of("192.0.2.1:4001".parse().unwrap()).to_string();
-        let packets = [(own.as_str(), 1), (other.as_str(), 2), ("fd00::7", 3), (own.as_str(), 4)];
-        let size = Some(HEADER + 1);
-        assert_eq!(handed("192.0.2.1:4000", size, &packets), [1, 4]);
-        assert_eq!(handed("192.0.2.2:7", size, &packets), [3], "a listed one has only that");
-        assert!(handed("[2001:db8::1]:4000", size, &packets).is_empty());
-        assert_eq!(handed("192.0.2.1:4000", None, &packets[..1]), [1]);
-    }
-
-    #[test]
-    fn short_packets_and_other_versions_are_dropped() {
-        let from: SocketAddr = "192.0.2.1:4000".parse().unwrap();
-        let mut bytes = [0; HEADER];
-        bytes[SOURCE..DESTINATION]
-            .copy_from_slice(&address_of("192.0.2.1:4000".parse().unwrap()).octets());
-        let count = |bytes: &[u8]| {
-            let message = Message { len: bytes.len(), from: Some(from), datagrams: None };
-            hand_over(message, bytes, &HashMap::new(), &mut |_| {})
-        };
-        bytes[0] = 0x60;
-        assert_eq!(count(&bytes), 1);
-        assert_eq!(count(&bytes[..HEADER - 1]), 0);
-        bytes[0] = 0x45;
-        assert_eq!(count(&bytes), 0);
     }
 }

@@ -321,6 +321,10 @@ pub(super) fn take<'a>(
     let tag = Tag { receive: header.opcode == RECV, ..Tag::from_bits(header.raddr) };
     let inline = flags.contains(SendFlags::INLINE) && !tag.receive;
     if inline && count == 0 {
+        // A body is longer than that only by an address.
+        if rest.len() > MAX_INLINE {
+            return Err(RingError::Corrupt);
+        }
         let payload = Payload::Inline(rest);
         return Ok(Some((Order::Post(Request { tag, flags, to, payload }), 1)));
     }

@@ -120,6 +120,34 @@ fn more_or_other_requests_than_one_slot_tells_of_make_no_sense() {
     }
 }
 
+/// An address makes a body longer, and not what a request carries itself.
+#[test]
+fn a_request_carries_no_more_itself_than_it_may() {
+    let header = |len: usize, to: bool| SlotHeader {
+        opcode: 1,
+        flags: SendFlags::INLINE.bits() as u8,
+        length: len as u32,
+        rkey: to.into(),
+        ..SlotHeader::default()
+    };
+    let most = slots::MAX_INLINE;
+    for (header, fine) in [
+        (header(most, false), true),
+        (header(most + 1, false), false),
+        (header(24 + most, true), true),
+        (header(24 + most, false), false),
+    ] {
+        let [mut adapter, mut program] = rings();
+        let position = program.outgoing.request_bytes.reserve(header.length).unwrap();
+        program.outgoing.request_bytes.write(position, &vec![0; header.length as usize]);
+        program.outgoing.requests.push(&header, &[]).unwrap();
+        let (ring, bytes) = (&mut adapter.incoming.requests, &mut adapter.incoming.request_bytes);
+        let (mut body, mut sges) = (slots::BODY, [Sge::default(); slots::MAX_SGE]);
+        let taken = slots::take(ring, bytes, &mut body, &mut sges);
+        assert_eq!(taken.is_ok(), fine, "{header:?}");
+    }
+}
+
 #[test]
 fn requests_that_share_a_slot_have_one_piece_each_and_fit() {
     let header = |count: u32, more: u32, bytes: u32| SlotHeader {
