@@ -5,9 +5,9 @@
 //! does the same with the words exchanged and one of the two has to see the other's write. Where one side
 //! comes a million times as often as the other, it leaves the fence out, and the other makes one for both.
 
-use std::sync::OnceLock;
+use std::time::Duration;
 
-/// A number that no other living thread of this process has, and that is not 0.
+/// A number that no other living thread of this process has, a multiple of 8 that is not 0.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn thread() -> usize {
@@ -20,7 +20,7 @@ pub(crate) fn thread() -> usize {
     pointer
 }
 
-/// A number that no other living thread of this process has, and that is not 0.
+/// A number that no other living thread of this process has, a multiple of 8 that is not 0.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
 pub(crate) fn thread() -> usize {
@@ -32,7 +32,7 @@ pub(crate) fn thread() -> usize {
     pointer
 }
 
-/// A number that no other living thread of this process has, and that is not 0.
+/// A number that no other living thread of this process has, a multiple of 8 that is not 0.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline]
 pub(crate) fn thread() -> usize {
@@ -40,20 +40,27 @@ pub(crate) fn thread() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// Whether the kernel has [`everywhere`] (Linux 4.16), from now on for the threads of this process too.
+/// Whether the kernel has [`everywhere`] (Linux 4.16), from now on for the threads of this process too. Asked
+/// again each time: what a parent registered is not its child's.
 pub(crate) fn register() -> bool {
-    static REGISTERED: OnceLock<bool> = OnceLock::new();
-    let commands = [libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, COMMAND];
-    *REGISTERED.get_or_init(|| commands.into_iter().all(membarrier))
+    [libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, COMMAND].into_iter().all(membarrier)
 }
 
 /// A full barrier on each processor that runs a thread of a process that has registered, of whichever user,
 /// wherever its program is at that moment. A thread that does not run has made one when it was stopped.
-pub(crate) fn everywhere() {
-    // After `register` the kernel has no reason to refuse.
-    assert!(membarrier(COMMAND), "a barrier was promised by the kernel");
+///
+/// `false` if the program has forbidden itself the call since: then this waits until every processor has been
+/// interrupted by its clock, which is a barrier too.
+pub(crate) fn everywhere() -> bool {
+    let made = membarrier(COMMAND);
+    if !made {
+        std::thread::sleep(TICKS);
+    }
+    made
 }
 
+/// Some ticks of the slowest clock that a kernel is built with (100 Hz).
+const TICKS: Duration = Duration::from_millis(30);
 const COMMAND: libc::c_int = libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED;
 
 fn membarrier(command: libc::c_int) -> bool {
@@ -65,7 +72,6 @@ fn membarrier(command: libc::c_int) -> bool {
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering, compiler_fence};
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use quipu_mem::Segment;
     use quipu_mem::ring::{Channel, ChannelConfig, ChannelLayout, SlotHeader};
@@ -79,7 +85,7 @@ mod tests {
     #[test]
     fn threads_have_different_numbers() {
         let here = thread();
-        assert_ne!(here, 0);
+        assert!(here != 0 && here.is_multiple_of(8));
         assert_eq!(here, thread());
         std::thread::scope(|scope| assert_ne!(scope.spawn(thread).join().unwrap(), here));
     }

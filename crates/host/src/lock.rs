@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use self::lean::Lean;
+use self::lean::{Lean, Seat};
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -42,8 +42,8 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 /// The right to use the data, until dropped.
 pub(crate) struct Guard<'a, T> {
     lock: &'a Lock<T>,
-    /// Taken as the favourite.
-    favoured: bool,
+    /// The seat of the favourite, if that has taken it.
+    seat: Option<Seat>,
 }
 
 impl<T> Lock<T> {
@@ -56,11 +56,11 @@ impl<T> Lock<T> {
     /// Waits for the lock.
     #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        let favoured = self.lean.enter();
-        if !favoured {
+        let seat = self.lean.enter();
+        if seat.is_none() {
             self.lock_usual();
         }
-        Guard { lock: self, favoured }
+        Guard { lock: self, seat }
     }
 
     /// Whether somebody has the lock at this moment.
@@ -77,8 +77,8 @@ impl<T> Lock<T> {
             std::thread::yield_now();
             Instant::now() <= end
         };
-        if self.lean.enter() {
-            return Some(Guard { lock: self, favoured: true });
+        if let Some(seat) = self.lean.enter() {
+            return Some(Guard { lock: self, seat: Some(seat) });
         }
         while !self.try_take() {
             if !wait() {
@@ -86,13 +86,15 @@ impl<T> Lock<T> {
             }
         }
         self.lean.take_back();
-        while self.lean.is_inside() {
+        while !self.lean.is_upright() && !self.lean.has_left() {
             if !wait() {
                 self.state.store(FREE, Ordering::Release);
                 return None;
             }
         }
-        Some(Guard { lock: self, favoured: false })
+        // What the favourite cleared may have been another's.
+        self.awaited.store(true, Ordering::Relaxed);
+        Some(Guard { lock: self, seat: None })
     }
 
     #[inline]
@@ -106,12 +108,18 @@ impl<T> Lock<T> {
             self.wait(&self.state, HELD, || self.try_take());
         }
         if !self.lean.is_upright() {
-            self.lean.take_back();
-            let (door, inside) = self.lean.door();
-            self.wait(door, inside, || !self.lean.is_inside());
-            // The favourite may have cleared it for this thread, while another sleeps on the usual lock.
-            self.awaited.store(true, Ordering::Relaxed);
+            self.straighten();
         }
+    }
+
+    /// Has all of the lock, for the holder of the usual one.
+    #[cold]
+    fn straighten(&self) {
+        self.lean.take_back();
+        let (door, inside) = self.lean.door();
+        self.wait(door, inside, || self.lean.has_left());
+        // The favourite may have cleared it for this thread, while another sleeps on the usual lock.
+        self.awaited.store(true, Ordering::Relaxed);
     }
 
     /// Waits until `is_done`, which may come true when `word` is no longer `busy`.
@@ -165,14 +173,19 @@ impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
         let lock = self.lock;
-        if self.favoured {
-            lock.lean.leave();
-        } else {
-            lock.lean.count_turn();
-            lock.state.store(FREE, Ordering::Release);
-        }
+        let word = match self.seat {
+            Some(seat) => {
+                lock.lean.leave(seat);
+                lock.lean.seat(seat)
+            }
+            None => {
+                lock.lean.count_turn();
+                lock.state.store(FREE, Ordering::Release);
+                &lock.state
+            }
+        };
         if lock.awaited.load(Ordering::Relaxed) {
-            lock.wake(if self.favoured { lock.lean.door().0 } else { &lock.state });
+            lock.wake(word);
         }
     }
 }
@@ -241,7 +254,7 @@ mod tests {
         if !crate::barrier::register() {
             return None;
         }
-        while !lock.lock().favoured {}
+        while lock.lock().seat.is_none() {}
         Some(lock)
     }
 
@@ -251,8 +264,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| *lock.lock() += 1);
         });
-        assert!(!lock.lock().favoured);
-        while !lock.lock().favoured {}
+        assert!(lock.lock().seat.is_none());
+        while lock.lock().seat.is_none() {}
         assert_eq!(*lock.lock(), 1);
     }
 
@@ -260,7 +273,7 @@ mod tests {
     fn whoever_comes_waits_for_a_favourite_that_is_inside() {
         let Some(lock) = leaning() else { return };
         let held = lock.lock();
-        assert!(held.favoured && lock.is_held());
+        assert!(held.seat.is_some() && lock.is_held());
         std::thread::scope(|scope| {
             let other = scope.spawn(|| lock.lock_within(Duration::ZERO).is_none());
             assert!(other.join().unwrap());
@@ -272,6 +285,47 @@ mod tests {
             drop(held);
             assert_eq!(other.join().unwrap(), 7);
         });
+    }
+
+    /// Who was stopped between its look and its store writes to its seat when another has long been favoured.
+    #[test]
+    fn who_was_favoured_and_comes_late_lets_nobody_in() {
+        let Some(lock) = leaning() else { return };
+        let late = lock.lock().seat.unwrap();
+        std::thread::scope(|scope| {
+            let (inside, is_inside) = std::sync::mpsc::channel();
+            let (over, is_over) = std::sync::mpsc::channel::<()>();
+            let lock = &lock;
+            scope.spawn(move || {
+                while lock.lock().seat.is_none() {}
+                let held = lock.lock();
+                inside.send(held.seat).unwrap();
+                is_over.recv().unwrap();
+                drop(held);
+            });
+            let other = is_inside.recv().unwrap();
+            assert!(other.is_some() && other != Some(late));
+            lock.lean.seat(late).store(1, Ordering::Relaxed);
+            assert!(lock.is_held() && lock.lock_within(Duration::ZERO).is_none());
+            lock.lean.leave(late);
+            assert!(lock.lock_within(Duration::ZERO).is_none());
+            over.send(()).unwrap();
+            drop(lock.lock());
+        });
+    }
+
+    #[test]
+    fn more_threads_than_seats_are_favoured_or_not() {
+        let Some(lock) = leaning() else { return };
+        for _ in 0..20 {
+            // Side by side, so that each is another thread.
+            std::thread::scope(|scope| {
+                for _ in 0..10 {
+                    scope.spawn(|| (0..3000).for_each(|_| *lock.lock() += 1));
+                }
+            });
+        }
+        assert_eq!(*lock.lock(), 20 * 10 * 3000);
     }
 
     #[test]

@@ -173,7 +173,7 @@ impl Engine {
             // On one processor nobody else does anything meanwhile.
             offer_looks: if uniprocessor { 0 } else { OFFER_LOOKS },
             answer_looks: if uniprocessor { 0 } else { ANSWER_LOOKS },
-            barrier: (!uniprocessor && barrier::register()).then_some(barrier::everywhere as fn()),
+            barrier: (!uniprocessor && barrier::register()).then_some(|| _ = barrier::everywhere()),
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

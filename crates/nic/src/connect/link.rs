@@ -177,14 +177,15 @@ impl<P: Probe> Adapter<P> {
         let bell = state.take_bell(id);
         let other = Other::Linked { link, bell: end.bell, conn };
         let mut path = ChannelPath::new(channel, other, bell);
-        if hub.config.barrier.is_some() {
-            path.allow_unfenced();
-        }
         path.peer_tag = tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
         path.channel.incoming.control.set_grants(qp.grants().bits());
         path.channel.incoming.control.arm();
+        // Behind that: whoever pushes without fences sees that this side sleeps.
+        if hub.config.barrier.is_some() {
+            path.allow_unfenced();
+        }
         if let Some(state) = hub.conns.get_mut(conn) {
             state.qp = Some(id);
             state.phase = Phase::Open;
@@ -240,15 +241,16 @@ impl<P: Probe> Adapter<P> {
         let Some((qp, hub)) = id.and_then(|id| self.qp_and_hub(id)) else { return };
         let mut path =
             ChannelPath::new(*channel, Other::Linked { link, bell: end.bell, conn }, bell);
-        if hub.config.barrier.is_some() {
-            path.allow_unfenced();
-        }
         path.block = Some(block);
         path.peer_tag = own_tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
         path.channel.incoming.control.set_grants(qp.grants().bits());
         path.channel.incoming.control.arm();
+        // Behind that: whoever pushes without fences sees that this side sleeps.
+        if hub.config.barrier.is_some() {
+            path.allow_unfenced();
+        }
         qp.peer_rq_psn = None;
         established(qp, hub, Path::Channel(Box::new(path)));
         if let Path::Channel(path) = &mut qp.path
