@@ -2,8 +2,8 @@
 //!
 //! Programs pull in providers of real hardware (libmlx5, libefa) that are bound when they are
 //! loaded: each symbol they name must be there, though none is called without their hardware.
-//! These functions take whatever arguments the C ABI passes and ignore them. They are not traced: none knows by
-//! which name it was called.
+//! These functions take whatever arguments the C ABI passes and ignore them. They are not traced: none knows
+//! by which name it was called.
 
 use libc::{c_int, c_uint, c_void};
 use quipu_cabi::{Errno, IntErrno, IntMinusOne, Null, Plain, Void, entry};
