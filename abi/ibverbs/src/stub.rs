@@ -2,11 +2,11 @@
 //!
 //! Programs pull in providers of real hardware (libmlx5, libefa) that are bound when they are
 //! loaded: each symbol they name must be there, though none is called without their hardware.
-//! These functions take whatever arguments the C ABI passes and ignore them.
+//! These functions take whatever arguments the C ABI passes and ignore them. They are not traced: none knows
+//! by which name it was called.
 
 use libc::{c_int, c_uint, c_void};
-use quipu_abi_trace::entry;
-use quipu_cabi::{Errno, IntErrno, IntMinusOne, Null, Plain, Void};
+use quipu_cabi::{Errno, IntErrno, IntMinusOne, Null, Plain, Void, entry};
 
 entry! {
     /// For functions that return an error number: EOPNOTSUPP.

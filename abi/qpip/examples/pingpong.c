@@ -101,8 +101,10 @@ static void connect_to(const char *address, uint16_t port)
 		check(!qpip_connect(qp, (struct sockaddr *)&v4, sizeof(v4), 0, QPIP_MESSAGES), "connect");
 	else if (inet_pton(AF_INET6, address, &v6.sin6_addr) == 1)
 		check(!qpip_connect(qp, (struct sockaddr *)&v6, sizeof(v6), 0, QPIP_MESSAGES), "connect");
-	else
-		check(0, "not an address");
+	else {
+		fprintf(stderr, "pingpong: not an address: %s\n", address);
+		exit(1);
+	}
 }
 
 int main(int argc, char **argv)

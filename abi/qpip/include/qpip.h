@@ -140,7 +140,7 @@ enum qpip_event_kind {
 	QPIP_CONNECTED = 1,     /* the connection stands: sends can be posted */
 	QPIP_PEER_FINISHED = 2, /* the peer sends nothing more; all that it sent has been received */
 	QPIP_CLOSED = 3,        /* both ends have finished: the rest is flushed */
-	QPIP_REFUSED = 4,       /* nobody watches the port */
+	QPIP_REFUSED = 4,       /* nobody watches the port, or the program there does not want the connection */
 	QPIP_RESET = 5,         /* the peer has ended the connection */
 	QPIP_TIMED_OUT = 6,     /* the peer does not answer */
 	QPIP_ABORTED = 7,       /* this end has ended it */

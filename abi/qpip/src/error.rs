@@ -87,6 +87,7 @@ pub(crate) fn not_opened(error: &OpenError) -> Errno {
         | OpenError::KernelsAddress { .. }
         | OpenError::InterfacesAddress { .. }
         | OpenError::Faults(_)
+        | OpenError::FaultLog(_)
         | OpenError::StrictLog(_) => Errno::EINVAL,
         OpenError::Occupied { .. } => Errno::EADDRINUSE,
         OpenError::NoSuchAddress { .. } | OpenError::InterfaceDown { .. } => Errno::EADDRNOTAVAIL,

@@ -21,7 +21,7 @@ use crate::qpip::QpipConfig;
 /// |---|---|---|
 /// | `QUIPU_ADDRESS` | an IPv4 or IPv6 address of this host | the address of the device; the default is chosen as [`Config::address`] says |
 /// | `QUIPU_DEVICES` | some of `quipu0`, `quipu_iw0` and, where there is a link for QPIP, `quipu_qp0`, with commas between them (default: all) | which devices programs see, in that order |
-/// | `QUIPU_CM_DEVICE` | `quipu0` (default), `quipu_iw0`, `quipu_qp0` | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, plain iWARP, or TCP alone; peers with an address of the packet link's are always reached by the last |
+/// | `QUIPU_CM_DEVICE` | `quipu0`, `quipu_iw0`, `quipu_qp0`; by default `quipu0`, or the first one shown | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, plain iWARP, or TCP alone; peers with an address of the packet link's are always reached by the last |
 /// | `QUIPU_LINK_LAYER` | `ethernet` (default), `infiniband` | the kind of port that `quipu0` shows: that of RoCE, or one with a LID, for programs that name their peers so |
 /// | `QUIPU_SAME_HOST` | `auto` (default), `never` | whether peers on this host are reached through shared memory, or by TCP like all others |
 /// | `QUIPU_PEER_MEMORY` | `auto` (default), `allow`, `never` | access to the memory of peers on this host: where the kernel allows it; the same, and let every process of this user access ours where Yama restricts that; not at all |

@@ -129,7 +129,10 @@ pub enum OpenError {
     /// The log of the strict mode.
     #[error("the log of the strict mode cannot be written: {0}; choose another QUIPU_STRICT_LOG")]
     StrictLog(String),
-    /// The plan of faults, its log or a log that is to be repeated.
+    /// The log of faults.
+    #[error("the log of faults cannot be written: {0}; choose another QUIPU_FAULT_LOG")]
+    FaultLog(String),
+    /// The plan of faults, or a log that is to be repeated.
     #[error("{0}; correct it or unset QUIPU_FAULTS (see docs/faults.md)")]
     Faults(String),
     /// The kernel refuses a descriptor or memory.

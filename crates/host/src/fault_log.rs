@@ -39,7 +39,7 @@ impl FaultLog {
         });
         let file = file.transpose().map_err(|error: std::io::Error| {
             let path = path.unwrap_or(Path::new("")).display().to_string();
-            OpenError::Faults(format!("the log of faults cannot be written: {path}: {error}"))
+            OpenError::FaultLog(format!("{path}: {error}"))
         })?;
         let plan = (plan.file.clone(), plan.seed);
         Ok(Self { file, shown: HashMap::new(), plan })

@@ -73,9 +73,13 @@ pub use memory::{MemoryRegion, RemoteMemory};
 pub use qp::{QueuePair, QueuePairBuilder};
 pub use quipu_host::connection::EventKind;
 pub use quipu_host::nic::{
-    Access, AsyncEvent, Completion, Fault, Gid, Key, QpAttr, QpAttrMask, QpCap, QpInfo, QpNum,
-    QpState, SendFlags, Sge, WcExtra, WcOpcode, WcStatus,
+    Access, AsyncEvent, Completion, Crc, Fault, Gid, Key, LinkLayer, QpAttr, QpAttrMask, QpCap,
+    QpInfo, QpNum, QpState, SendFlags, Sge, WcExtra, WcOpcode, WcStatus, WriteOrder,
 };
-pub use quipu_host::{Config, ConfigError, EngineError, OpenError, PeerMemoryPolicy, SameHost};
+pub use quipu_host::strict::Ignored;
+pub use quipu_host::{
+    CaptureConfig, Config, ConfigError, Device as DeviceModel, EngineError, OpenError,
+    PeerMemoryPolicy, SameHost, SharedPages, StrictMode, StrictOrder,
+};
 pub use request::Request;
 pub use srq::SharedReceiveQueue;

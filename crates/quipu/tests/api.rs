@@ -13,6 +13,33 @@ use quipu::{
     WcExtra, WcOpcode, WcStatus,
 };
 
+/// All that a program may set is named by this crate.
+#[test]
+fn the_settings_of_a_device_have_names() {
+    use quipu::{
+        CaptureConfig, Crc, DeviceModel, Ignored, LinkLayer, PeerMemoryPolicy, SharedPages,
+        StrictMode, StrictOrder, WriteOrder,
+    };
+    let order = WriteOrder::Reverse;
+    let config = Config {
+        address: Some("127.0.0.1".parse().unwrap()),
+        devices: vec![DeviceModel::Quipu0],
+        cm_device: DeviceModel::Quipu0,
+        link_layer: LinkLayer::Ethernet,
+        same_host: SameHost::Auto,
+        peer_memory: PeerMemoryPolicy::Never,
+        shared_pages: SharedPages::Never,
+        crc: Crc::Always,
+        strict: Some(StrictMode::Report),
+        strict_log: Some("/dev/null".into()),
+        strict_ignore: Ignored::default(),
+        strict_order: Some(StrictOrder { order, ..StrictOrder::default() }),
+        capture: None::<CaptureConfig>,
+        ..Config::default()
+    };
+    Device::open(config).unwrap();
+}
+
 /// One side of a connection.
 struct Side {
     pd: ProtectionDomain,

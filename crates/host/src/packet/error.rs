@@ -49,7 +49,8 @@ impl LinkError {
 
 /// What to do about an error of the kernel.
 fn remedy(link: &LinkSpec, error: &io::Error) -> String {
-    let name = link.interface().unwrap_or_default();
+    // Of a device that has none, the kernel would have chosen one.
+    let name = link.interface().filter(|name| !name.is_empty()).unwrap_or("NAME");
     if let LinkSpec::Share { name } = link
         && let Some(remedy) = remedy_of_share(name, error.kind())
     {
@@ -141,4 +142,19 @@ fn remedy_of_share(name: &str, kind: io::ErrorKind) -> Option<String> {
         ),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_whose_name_the_kernel_was_to_choose_is_named_by_a_word() {
+        let said = |link: &str| {
+            let refused = io::Error::from_raw_os_error(libc::EPERM);
+            LinkError::new(&link.parse().unwrap(), "open it", refused).to_string()
+        };
+        assert!(said("tap:").contains("ip tuntap add dev NAME mode tap"));
+        assert!(said("tap:qp0").contains("ip tuntap add dev qp0 mode tap"));
+    }
 }

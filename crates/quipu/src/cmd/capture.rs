@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf, absolute};
 use quipu_host::{CaptureConfig, is_per_process};
 
 use super::failure::Failure;
+use super::variables;
 
 /// Whether packets are captured, and how many.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -19,11 +20,11 @@ pub(crate) struct PcapOptions {
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     /// Longest file, in megabytes; then the capture ends. 1024 by default.
-    #[arg(long, value_name = "MB", requires = "pcap",
+    #[arg(long, value_name = "MB",
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pcap_size: Option<u32>,
     /// Keep so many bytes of each packet; 0, the default, keeps all.
-    #[arg(long, value_name = "BYTES", requires = "pcap",
+    #[arg(long, value_name = "BYTES",
           value_parser = clap::value_parser!(u32).range(0..=65_535))]
     pcap_snaplen: Option<u32>,
 }
@@ -45,13 +46,36 @@ impl PcapOptions {
         self.pcap.is_some()
     }
 
-    /// What is captured of an adapter in this process; `None` if nothing is asked for. A file of that name
-    /// of an earlier run is emptied.
-    pub(crate) fn config(&self) -> Result<Option<CaptureConfig>, Failure> {
-        let Some(path) = &self.pcap else { return Ok(None) };
-        let path = prepared(path, "--pcap", "capture packets")?.into();
-        let file_bytes = u64::from(self.pcap_size.unwrap_or(1024)) << 20;
-        Ok(Some(CaptureConfig { path, file_bytes, snaplen: self.pcap_snaplen.unwrap_or(0) }))
+    /// What is captured of an adapter in this process; `None` if nothing is asked for, by `variable` neither.
+    /// A file of an earlier run that `--pcap` names is emptied.
+    pub(crate) fn config(
+        &self,
+        variable: Option<CaptureConfig>,
+    ) -> Result<Option<CaptureConfig>, Failure> {
+        self.check(variable.is_some())?;
+        let capture = match &self.pcap {
+            Some(path) => {
+                let path = prepared(path, "--pcap", "capture packets")?.into();
+                Some(CaptureConfig { path, file_bytes: 1024 << 20, snaplen: 0 })
+            }
+            None => variable,
+        };
+        Ok(capture.map(|capture| CaptureConfig {
+            file_bytes: self.pcap_size.map_or(capture.file_bytes, |size| u64::from(size) << 20),
+            snaplen: self.pcap_snaplen.unwrap_or(capture.snaplen),
+            ..capture
+        }))
+    }
+
+    /// Refuses bounds of a capture that nobody asks for, by the variable neither.
+    fn check(&self, by_variable: bool) -> Result<(), Failure> {
+        let is_bounded = self.pcap_size.or(self.pcap_snaplen).is_some();
+        if !is_bounded || by_variable || self.is_wanted() {
+            return Ok(());
+        }
+        let why = "nothing says where packets are captured";
+        let remedy = "give --pcap a file, or set QUIPU_PCAP";
+        Err(Failure::new("cannot bound a capture", why, remedy).with_code(2))
     }
 }
 
@@ -60,15 +84,17 @@ impl CaptureOptions {
     pub(crate) fn variables(&self) -> Result<Vec<(&'static str, OsString)>, Failure> {
         let mut set = Vec::new();
         let packets = &self.packets;
+        packets.check(variables::value("QUIPU_PCAP").is_some())?;
+        let prepared = |path: &Path, option: &str, what: &str| {
+            prepared(path, option, what).map_err(|failure| failure.with_code(125))
+        };
         if let Some(path) = &packets.pcap {
             set.push(("QUIPU_PCAP", prepared(path, "--pcap", "capture packets")?));
-            let numbers = [
-                ("QUIPU_PCAP_MB", packets.pcap_size),
-                ("QUIPU_PCAP_SNAPLEN", packets.pcap_snaplen),
-            ];
-            for (name, number) in numbers {
-                set.extend(number.map(|number| (name, number.to_string().into())));
-            }
+        }
+        let numbers =
+            [("QUIPU_PCAP_MB", packets.pcap_size), ("QUIPU_PCAP_SNAPLEN", packets.pcap_snaplen)];
+        for (name, number) in numbers {
+            set.extend(number.map(|number| (name, number.to_string().into())));
         }
         match &self.trace {
             Some(path) if path == Path::new("-") => set.push(("QUIPU_TRACE", "-".into())),
@@ -161,11 +187,21 @@ mod tests {
         fs::write(&file, "an earlier run").unwrap();
         let options =
             PcapOptions { pcap: Some(file.clone()), pcap_size: Some(2), pcap_snaplen: None };
-        let config = options.config().unwrap().unwrap();
+        let config = options.config(None).unwrap().unwrap();
         assert_eq!((config.path, config.file_bytes, config.snaplen), (file.clone(), 2 << 20, 0));
         assert_eq!(fs::read(&file).unwrap(), b"");
         fs::remove_file(&file).unwrap();
-        assert_eq!(PcapOptions::default().config().unwrap(), None);
+        assert_eq!(PcapOptions::default().config(None).unwrap(), None);
+    }
+
+    #[test]
+    fn a_bound_is_that_of_a_capture_of_the_variable_too() {
+        let options = PcapOptions { pcap: None, pcap_size: None, pcap_snaplen: Some(96) };
+        let variable = CaptureConfig { path: "x.pcapng".into(), file_bytes: 7, snaplen: 0 };
+        let config = options.config(Some(variable)).unwrap().unwrap();
+        assert_eq!((config.path, config.file_bytes, config.snaplen), ("x.pcapng".into(), 7, 96));
+        let error = options.config(None).unwrap_err().to_string();
+        assert!(error.contains("QUIPU_PCAP"), "{error}");
     }
 
     #[test]

@@ -43,6 +43,19 @@ pub(crate) fn interpreted(file: &Path) -> Option<PathBuf> {
     None
 }
 
+/// The interpreter that a script asks for, or that of its interpreter, if it is not there.
+pub(crate) fn missing_interpreter(script: &Path) -> Option<PathBuf> {
+    let mut file = script.to_owned();
+    for _ in 0..MAX_SCRIPTS {
+        let start = start(&File::open(&file).ok()?)?;
+        file = interpreter(start.strip_prefix(b"#!")?)?;
+        if !file.exists() {
+            return Some(file);
+        }
+    }
+    None
+}
+
 /// Looks at a program that is no script.
 pub(crate) fn inspect(file: &Path) -> Kind {
     let look = || {
@@ -62,7 +75,8 @@ fn start(mut file: &File) -> Option<Vec<u8>> {
 fn interpreter(line: &[u8]) -> Option<PathBuf> {
     let line = line.split(|byte| *byte == b'\n').next()?;
     let line = String::from_utf8_lossy(line);
-    line.split_whitespace().next().map(PathBuf::from)
+    // What else is blank belongs to it, as the \r of a line that ends in the manner of Windows.
+    line.split([' ', '\t']).find(|word| !word.is_empty()).map(PathBuf::from)
 }
 
 /// Reads the headers of a 64-bit little-endian ELF file (System V gABI, chapters 4 and 5).

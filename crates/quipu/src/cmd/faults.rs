@@ -2,7 +2,8 @@
 //! environment.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use quipu_host::fault::{Plan, Replay};
@@ -10,7 +11,7 @@ use quipu_host::strict::Ignored;
 use quipu_host::{Config, is_per_process};
 
 use super::failure::Failure;
-use super::variables::OneOf;
+use super::variables::{self, OneOf};
 
 /// What fails on purpose.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -20,8 +21,10 @@ pub(crate) struct FaultOptions {
     plan: Option<PathBuf>,
     /// File for the log of injected faults, in JSON lines, instead of standard error.
     ///
-    /// `%p` in its name is the process, for programs of several.
-    #[arg(long, env = "QUIPU_FAULT_LOG", value_name = "FILE")]
+    /// `%p` in its name is the process, for programs of several. A log of an earlier run is emptied;
+    /// QUIPU_FAULT_LOG adds to it.
+    // Without `env`: the variable is not quite the option.
+    #[arg(long, value_name = "FILE")]
     fault_log: Option<PathBuf>,
     /// Repeat exactly the faults of such a log, whatever the plan would draw.
     #[arg(long, env = "QUIPU_FAULT_REPLAY", value_name = "LOG")]
@@ -53,7 +56,7 @@ pub(crate) struct FaultOptions {
 }
 
 impl FaultOptions {
-    /// Refuses a plan, log or rule that makes no sense, and takes the log of an earlier run away.
+    /// Refuses a plan, log or rule that makes no sense, and empties the log of an earlier run.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         self.check_strict()?;
         let failure = |why: String, remedy: &str| {
@@ -69,11 +72,10 @@ impl FaultOptions {
             Flaw::Unread(why) => failure(why, "name a file that you can read"),
             Flaw::Wrong(why) => failure(why, "correct it; docs/faults.md has every key"),
         })?;
-        if let Some(log) = self.fault_log.as_deref().filter(|log| Some(*log) != kept) {
-            // It may not be there.
-            let _ = fs::remove_file(log);
+        if let Some(log) = &self.fault_log {
+            return try_log(log, "faults", "--fault-log", Some(&**log) != kept);
         }
-        Ok(())
+        log_of_variable().map_or(Ok(()), |log| try_log(&log, "faults", "QUIPU_FAULT_LOG", false))
     }
 
     /// The same of what concerns the strict mode.
@@ -90,20 +92,16 @@ impl FaultOptions {
             let what = "cannot place writes in such an order";
             return Err(Failure::new(what, error.value, remedy).with_code(125));
         }
-        let log = self.strict_log.as_deref().filter(|path| !is_per_process(path.as_os_str()));
-        let Some(log) = log else { return Ok(()) };
-        let opened = fs::OpenOptions::new().append(true).create(true).open(log);
-        opened.map(drop).map_err(|error| {
-            let what = format!("cannot write reports to {}", log.display());
-            Failure::new(what, error, "give --strict-log a file that you can write").with_code(125)
-        })
+        let log = self.strict_log.as_deref();
+        log.map_or(Ok(()), |log| try_log(log, "reports", "--strict-log", false))
     }
 
     /// The variables to set. Paths are absolute, since a program may change its folder.
     pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let fault_log = self.fault_log.clone().or_else(log_of_variable);
         let named = [
             ("QUIPU_FAULTS", &self.plan),
-            ("QUIPU_FAULT_LOG", &self.fault_log),
+            ("QUIPU_FAULT_LOG", &fault_log),
             ("QUIPU_FAULT_REPLAY", &self.fault_replay),
             ("QUIPU_STRICT_LOG", &self.strict_log),
         ];
@@ -142,12 +140,57 @@ fn read(path: &Path) -> Result<String, Flaw> {
     fs::read_to_string(path).map_err(|error| Flaw::Unread(format!("{}: {error}", path.display())))
 }
 
+/// The log of faults that the variable names.
+fn log_of_variable() -> Option<PathBuf> {
+    variables::value("QUIPU_FAULT_LOG").map(PathBuf::from)
+}
+
+/// Refuses a log of `what` that cannot be written, by the option or variable that names it. `anew`: it is to
+/// begin with this run.
+fn try_log(path: &Path, what: &str, named_by: &str, anew: bool) -> Result<(), Failure> {
+    begin(&absolute(path), anew).map_err(|error| {
+        let what = format!("cannot write {what} to {}", path.display());
+        let remedy = format!("give {named_by} a file that you can write");
+        Failure::new(what, error, remedy).with_code(125)
+    })
+}
+
+/// Makes the file if it is not there, and empties a log of faults if it is to begin anew. What is not such a
+/// log is somebody's: a name that was forgotten takes another file for it.
+fn begin(path: &Path, anew: bool) -> io::Result<()> {
+    if is_per_process(path.as_os_str()) {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        return fs::metadata(folder).map(drop);
+    }
+    // A terminal, a device, or a pipe, to open which its reader may hear.
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return Ok(());
+    }
+    let file = File::options().read(anew).append(true).create(true).open(path)?;
+    if !anew {
+        return Ok(());
+    }
+    let mut start = Vec::new();
+    (&file).take(LOG_START.len() as u64).read_to_end(&mut start)?;
+    if !start.is_empty() && start != LOG_START {
+        return Err(io::Error::other("it is no log of faults"));
+    }
+    file.set_len(0)
+}
+
+/// How a log of faults begins.
+const LOG_START: &[u8] = b"{\"plan\":";
+
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    use quipu_host::fault::{Header, json};
+
     use super::*;
 
     /// A file with that text.
@@ -163,7 +206,8 @@ mod tests {
         let good = file("good", "[[fault]]\ninject = \"dead_peer\"\nnth = 1\n");
         let bad = file("bad", "[[fault]]\ninject = \"dead_peer\"\nnht = 1\n");
         let log = file("log", "not a log");
-        let old = file("old", "of an earlier run");
+        let earlier = "{\"plan\":\"of an earlier run\"}\n";
+        let old = file("old", earlier);
         let options = |plan: &Path, replay: Option<&Path>| FaultOptions {
             plan: Some(plan.to_owned()),
             fault_log: Some(old.clone()),
@@ -174,9 +218,9 @@ mod tests {
         assert!(error.contains(":3: unknown field `nht`"), "{error}");
         let error = options(&good, Some(&log)).check().unwrap_err().to_string();
         assert!(error.contains(":1: this is no log"), "{error}");
-        assert!(old.exists());
+        assert_eq!(fs::read_to_string(&old).unwrap(), earlier);
         options(&good, None).check().unwrap();
-        assert!(!old.exists());
+        assert_eq!(fs::read(&old).unwrap(), b"");
         let without = FaultOptions { plan: None, ..options(&good, Some(&log)) };
         let error = without.check().unwrap_err().to_string();
         assert!(error.contains("there is no plan"), "{error}");
@@ -185,8 +229,53 @@ mod tests {
         let variables = options(Path::new("plan.toml"), None).variables();
         assert!(variables.iter().all(|(_, path)| Path::new(path).is_absolute()));
         assert_eq!(variables.len(), 2);
-        for path in [good, bad, log] {
+        for path in [good, bad, log, old] {
             fs::remove_file(path).unwrap();
         }
+    }
+
+    #[test]
+    fn a_log_of_faults_takes_the_place_of_nothing_else() {
+        let folder = std::env::temp_dir().join(format!("quipu-fault-log-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let plan = folder.join("plan.toml");
+        let text = "[[fault]]\ninject = \"dead_peer\"\nnth = 1\n";
+        fs::write(&plan, text).unwrap();
+        let check = |log: &Path| {
+            let (plan, fault_log) = (Some(plan.clone()), Some(log.to_owned()));
+            FaultOptions { plan, fault_log, ..FaultOptions::default() }.check()
+        };
+        // A pipe, and what a symbolic link leads to.
+        let (pipe, link) = (folder.join("pipe"), folder.join("link"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        symlink("/dev/null", &link).unwrap();
+        for log in [&pipe, &link] {
+            let before = fs::symlink_metadata(log).unwrap();
+            check(log).unwrap();
+            let after = fs::symlink_metadata(log).unwrap();
+            assert_eq!((after.ino(), after.file_type()), (before.ino(), before.file_type()));
+        }
+        // What a person wrote.
+        let notes = folder.join("notes");
+        for words in ["exec cargo test\n", "x", "{\"plans\":"] {
+            fs::write(&notes, words).unwrap();
+            let error = check(&notes).unwrap_err().to_string();
+            assert!(error.contains("it is no log of faults") && error.contains("--fault-log"));
+            assert_eq!(fs::read_to_string(&notes).unwrap(), words);
+        }
+        // What the engine writes.
+        let header = Header::new(&Plan::parse(text, "plan.toml").unwrap(), 1, "a.out");
+        fs::write(&notes, json(&header)).unwrap();
+        begin(&notes, false).unwrap();
+        assert!(fs::metadata(&notes).unwrap().len() > 0);
+        begin(&notes, true).unwrap();
+        assert_eq!(fs::metadata(&notes).unwrap().len(), 0);
+        // What cannot be written.
+        for name in ["", "none/log", "none/%p.jsonl"] {
+            let error = check(&folder.join(name)).unwrap_err().to_string();
+            assert!(error.contains("cannot write faults to") && error.contains("--fault-log"));
+        }
+        check(&folder.join("%p.jsonl")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use super::failure::Failure;
+use super::variables;
 
 /// The variable that says so.
 const VARIABLE: &str = "QUIPU_LIB_DIR";
@@ -29,7 +30,7 @@ pub(crate) struct Libraries {
 impl Libraries {
     /// Looks for the libraries: where `QUIPU_LIB_DIR` says, else near the command itself.
     pub(crate) fn find() -> Result<Self, Failure> {
-        let wanted = env::var_os(VARIABLE).filter(|value| !value.is_empty());
+        let wanted = variables::value(VARIABLE);
         let own = env::current_exe().and_then(|file| file.canonicalize()).unwrap_or_default();
         let folders = match &wanted {
             Some(folder) => vec![PathBuf::from(folder)],

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -88,9 +89,9 @@ Variables of the environment:
   QUIPU_ADDRESS        address of the device, as --address
   QUIPU_LOG            what is logged, as --log
   QUIPU_FAULTS, QUIPU_FAULT_LOG, QUIPU_FAULT_REPLAY
-                       files, as --fault, --fault-log, --fault-replay
+                       files, as --fault, --fault-log (to which the variable adds), --fault-replay
   QUIPU_DEVICES        which devices programs see: some of quipu0,quipu_iw0,quipu_qp0
-  QUIPU_CM_DEVICE      which of them rdma_cm connects from, quipu0 by default
+  QUIPU_CM_DEVICE      which of them rdma_cm connects from: quipu0, or the first one shown
   QUIPU_QPIP_LINK, QUIPU_QPIP_ADDRESS, QUIPU_QPIP_GATEWAY
                        packet link of quipu_qp0, as --link, --address, --gateway of `quipu nic`
   QUIPU_MULTICAST_PORT UDP port of datagrams to groups, 20804 by default
@@ -131,11 +132,21 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if options.shared_pages {
         command.env("QUIPU_SHARED_PAGES", "registered");
     }
-    command.envs(options.capture.variables().map_err(|failure| failure.with_code(125))?);
+    command.envs(options.capture.variables()?);
     command.envs(options.faults.variables());
     // It returns only if it fails.
-    let error = quipu_host::become_program(&mut command);
-    Err(Failure::new(format!("cannot run {}", file.display()), error, "").with_code(126))
+    Err(not_run(&file, quipu_host::become_program(&mut command)))
+}
+
+/// Why the kernel does not run a program that is there.
+fn not_run(file: &Path, error: io::Error) -> Failure {
+    let missing =
+        elf::missing_interpreter(file).filter(|_| error.kind() == io::ErrorKind::NotFound);
+    let why = match missing {
+        Some(interpreter) => format!("its interpreter {interpreter:?} is not there"),
+        None => error.to_string(),
+    };
+    Failure::new(format!("cannot run {}", file.display()), why, "").with_code(126)
 }
 
 /// The program's file, as a shell finds it.
@@ -275,6 +286,22 @@ mod tests {
         assert!(!gains(Rights { nosuid: true, ..capable }));
         // The loader is told of the capabilities even though the program does not get them.
         assert!(gains(Rights { no_new_privileges: true, ..capable }));
+    }
+
+    #[test]
+    fn a_script_whose_interpreter_is_not_there_says_so() {
+        let script = env::temp_dir().join(format!("quipu-script-{}", std::process::id()));
+        for (first, named) in
+            [("#! /no/such -e\n", "\"/no/such\""), ("#!/bin/sh\r\n", r#""/bin/sh\r""#)]
+        {
+            fs::write(&script, first).unwrap();
+            let said = not_run(&script, io::Error::from_raw_os_error(2)).to_string();
+            assert!(said.contains(&format!("its interpreter {named} is not there")), "{said}");
+        }
+        fs::write(&script, "#!/bin/sh\n").unwrap();
+        let said = not_run(&script, io::Error::from_raw_os_error(2)).to_string();
+        assert!(said.contains("No such file"), "{said}");
+        fs::remove_file(&script).unwrap();
     }
 
     #[test]

@@ -26,20 +26,27 @@ pub(super) fn parse(
 /// A blank variable counts as not set: `QUIPU_ADDRESS= quipu run` is how a shell, or a file of CI, takes it
 /// back for one command. For clap it is an empty value.
 fn without_blanks(command: Command) -> Command {
-    let is_blank = |arg: &Arg| {
-        let value = arg.get_env().and_then(std::env::var_os);
-        value.is_some_and(|value| value.to_str().is_some_and(|text| text.trim().is_empty()))
-    };
+    let is_set = |arg: &Arg| arg.get_env().is_none_or(|name| value(name).is_some());
     command
-        .mut_args(|arg| if is_blank(&arg) { arg.env(Resettable::Reset) } else { arg })
+        .mut_args(|arg| if is_set(&arg) { arg } else { arg.env(Resettable::Reset) })
         .mut_subcommands(without_blanks)
 }
 
+/// The value of a variable, unless it is blank.
+pub(super) fn value(name: impl AsRef<OsStr>) -> Option<OsString> {
+    let is_blank = |value: &OsString| value.to_str().is_some_and(|text| text.trim().is_empty());
+    std::env::var_os(name).filter(|value| !is_blank(value))
+}
+
 /// `--socket` needs no link; that a variable names one is no contradiction, but an option is.
-fn refuse_link_of_socket(command: &mut Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+fn refuse_link_of_socket(
+    mut command: &mut Command,
+    matches: &ArgMatches,
+) -> Result<(), clap::Error> {
     let mut tool = matches;
-    while let Some((_, inner)) = tool.subcommand() {
+    while let Some((name, inner)) = tool.subcommand() {
         tool = inner;
+        command = command.find_subcommand_mut(name).expect("it was found in the words");
     }
     let is_given = |name| {
         tool.try_contains_id(name).is_ok()
@@ -97,6 +104,8 @@ mod tests {
         let said = |line: &str| parse(command(), words(line)).map_err(|error| error.kind());
         assert!(said("x tool --socket").is_ok() && said("x tool --link a").is_ok());
         assert_eq!(said("x tool --socket --link a").unwrap_err(), ErrorKind::ArgumentConflict);
+        let error = parse(command(), words("x tool --socket --link a")).unwrap_err().to_string();
+        assert!(error.contains("Usage: x tool"), "{error}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod ttcp;
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
@@ -57,15 +58,20 @@ enum Tool {
 
 /// Runs it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    match &options.tool {
+    let outcome = match &options.tool {
         Tool::Serve(options) => serve::run(options),
         Tool::Get(options) => get::run(options),
         Tool::Iperf3(options) => iperf3::run(options),
         Tool::Nc(options) => nc::run(options),
         Tool::Ttcp(options) => ttcp::run(options),
         Tool::Pingpong(options) => pingpong::run(options),
-    }
+    };
+    // What failed since the adapter was ended is no failure.
+    if HAS_SIGNAL.load(Ordering::SeqCst) { Ok(INTERRUPTED.into()) } else { outcome }
 }
+
+/// Whether a signal ends the tool.
+static HAS_SIGNAL: AtomicBool = AtomicBool::new(false);
 
 /// The exit code of a tool that a signal has ended.
 const INTERRUPTED: u8 = 130;
@@ -119,8 +125,7 @@ impl LinkOptions {
             let why = "the packets are those of another process";
             return Err(Failure::new("cannot capture packets", why, remedy));
         }
-        let capture = self.capture.config()?;
-        let capture = capture.or(config.capture);
+        let capture = self.capture.config(config.capture)?;
         let qpip = QpipConfig { link, addresses, gateways };
         let adapter = Adapter::open_with(Config { qpip: Some(qpip), capture, ..config })
             .map_err(|error| Failure::new("cannot bring up the adapter", error, ""))?;
@@ -144,6 +149,7 @@ impl LinkOptions {
         let aborter = adapter.aborter();
         thread::spawn(move || {
             interrupts.wait();
+            HAS_SIGNAL.store(true, Ordering::SeqCst);
             aborter.abort();
             std::process::exit(INTERRUPTED.into());
         });
@@ -253,9 +259,15 @@ fn unreachable(to: SocketAddr, error: &dyn std::fmt::Display) -> Failure {
         "does an address of this adapter share the peer's network (--address), or is there a router \
          (--gateway), and are both ends on one link?"
     } else {
-        "is the server running, at that port, and can `ping` reach this adapter from there?"
+        "is the server running, at that port, and can `ping` reach this adapter from there (but over a udp: \
+         link)?"
     };
     Failure::new(format!("cannot connect to {to}"), why, remedy)
+}
+
+/// The same of a socket, which has no adapter of ours.
+fn no_server(to: SocketAddr, error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(format!("cannot connect to {to}"), error, "is the server running, at that port?")
 }
 
 #[cfg(test)]

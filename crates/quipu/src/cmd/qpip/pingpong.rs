@@ -13,7 +13,9 @@ use quipu::{
 use serde_json::json;
 
 use super::sample::{Samples, micros};
-use super::{LinkOptions, ModeOption, NO_ROUTE, broken, connect, echo, failed, unreachable};
+use super::{
+    LinkOptions, ModeOption, NO_ROUTE, broken, connect, echo, failed, no_server, unreachable,
+};
 use crate::cmd::failure::Failure;
 
 /// With whom, and what.
@@ -141,9 +143,7 @@ fn mark(round: u32, size: u32) -> Vec<u8> {
 }
 
 /// What there is to say of a server that has answered nothing.
-fn silence(to: SocketAddr) -> Failure {
-    unreachable(to, &"nothing comes back")
-}
+const SILENCE: &str = "nothing comes back";
 
 /// What a client of queue pairs needs.
 struct End<'a> {
@@ -258,7 +258,7 @@ impl<'a> End<'a> {
                 break;
             }
         }
-        if samples.is_empty() { Err(silence(to)) } else { Ok((samples, lost)) }
+        if samples.is_empty() { Err(unreachable(to, &SILENCE)) } else { Ok((samples, lost)) }
     }
 
     fn round_by_udp(
@@ -326,7 +326,7 @@ fn nothing_yet(error: &std::io::Error) -> bool {
 }
 
 fn socket_tcp(options: &Options, to: SocketAddr) -> Result<Vec<u64>, Failure> {
-    let mut stream = TcpStream::connect(to).map_err(|error| unreachable(to, &error))?;
+    let mut stream = TcpStream::connect(to).map_err(|error| no_server(to, &error))?;
     stream.set_nodelay(true).map_err(socket_failed)?;
     stream.set_nonblocking(!options.wait).map_err(socket_failed)?;
     let mut buffer = vec![0; options.size as usize];
@@ -345,7 +345,7 @@ fn socket_tcp(options: &Options, to: SocketAddr) -> Result<Vec<u64>, Failure> {
             match stream.read(&mut buffer[got..]) {
                 Err(error) if nothing_yet(&error) => {}
                 Ok(0) => {
-                    return Err(unreachable(to, &"the server has closed the connection"));
+                    return Err(no_server(to, &"the server has closed the connection"));
                 }
                 read => got += read.map_err(socket_failed)?,
             }
@@ -381,7 +381,7 @@ fn socket_udp(options: &Options, to: SocketAddr) -> Result<(Vec<u64>, u32), Fail
                     samples.push(begun.elapsed().as_nanos() as u64);
                     break;
                 }
-                Err(error) if !nothing_yet(&error) => return Err(unreachable(to, &error)),
+                Err(error) if !nothing_yet(&error) => return Err(no_server(to, &error)),
                 // Nothing, or what is late.
                 _ if begun.elapsed() > PATIENCE => {
                     lost += 1;
@@ -394,7 +394,7 @@ fn socket_udp(options: &Options, to: SocketAddr) -> Result<(Vec<u64>, u32), Fail
             break;
         }
     }
-    if samples.is_empty() { Err(silence(to)) } else { Ok((samples, lost)) }
+    if samples.is_empty() { Err(no_server(to, &SILENCE)) } else { Ok((samples, lost)) }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use quipu::{Access, Completion, CompletionQueue, MemoryRegion, Request, Sge, WcS
 use serde_json::json;
 
 use super::cpu::Cpu;
-use super::{LinkOptions, ModeOption, broken, connect, failed, unreachable};
+use super::{LinkOptions, ModeOption, broken, connect, failed, no_server};
 use crate::cmd::failure::Failure;
 
 /// Who does what.
@@ -312,7 +312,7 @@ fn socket_failed(error: std::io::Error) -> Failure {
 }
 
 fn socket_sends(options: &Options, to: SocketAddr) -> Result<Outcome, Failure> {
-    let mut stream = TcpStream::connect(to).map_err(|error| unreachable(to, &error))?;
+    let mut stream = TcpStream::connect(to).map_err(|error| no_server(to, &error))?;
     stream.set_nodelay(true).map_err(socket_failed)?;
     let message = vec![0; options.length as usize];
     let (begun, cpu) = (Instant::now(), Cpu::now());

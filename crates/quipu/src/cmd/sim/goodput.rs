@@ -52,7 +52,7 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   quipu sim goodput                              the whole table
-  quipu sim goodput --loss 1 --rtt 20 50 100     one column of it, with other round trips
+  quipu sim goodput --loss 1 --rtt 20 50 100     one loss of it, with other round trips
   quipu sim goodput --rate 1000 --json           a faster link, for programs
   quipu sim goodput --plot goodput.svg           a picture of it
 

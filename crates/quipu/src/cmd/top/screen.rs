@@ -1,5 +1,7 @@
 //! The table on a terminal.
 
+use std::borrow::Cow;
+
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
@@ -10,6 +12,13 @@ use super::model::{ENGINE_COLUMNS, Model, QP_COLUMNS, Row, widths};
 
 /// Lines around the rows of a table: its frame and its headings.
 const AROUND: usize = 3;
+/// Columns between two.
+const GAP: usize = 2;
+/// The columns that may be cut: what is left of a name says something, what is left of a number says
+/// something else.
+const NAMES: [&str; 3] = ["PROGRAM", "ADDRESS", "PEER"];
+/// They are not cut further.
+const SHORTEST: usize = 8;
 
 /// Draws it, as far down as `scroll`: first the engines run to their end, then the queue pairs. The largest
 /// number that makes sense.
@@ -34,10 +43,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, scroll: usize) -> usize
         1 => " 1 engine ".to_owned(),
         count => format!(" {count} engines{} ", shown(count, begins[0], ends[0])),
     };
-    frame.render_widget(table(title, &ENGINE_COLUMNS, &model.engines, begins[0]), areas[0]);
+    let room = usize::from(frame.area().width).saturating_sub(2);
+    let engines = table(title, &ENGINE_COLUMNS, &model.engines, begins[0], room);
+    frame.render_widget(engines, areas[0]);
     let count = model.queue_pairs.len();
     let title = format!(" {count} queue pairs{} ", shown(count, begins[1], ends[1]));
-    frame.render_widget(table(title, &QP_COLUMNS, &model.queue_pairs, begins[1]), areas[1]);
+    let queue_pairs = table(title, &QP_COLUMNS, &model.queue_pairs, begins[1], room);
+    frame.render_widget(queue_pairs, areas[1]);
     frame.render_widget(Line::raw(" q quit   up/down scroll").style(Modifier::DIM), areas[2]);
     ends.iter().sum()
 }
@@ -50,17 +62,47 @@ fn shown(count: usize, begin: usize, hidden: usize) -> String {
     format!(", {} to {}", begin + 1, begin + count - hidden)
 }
 
-fn table<'a>(title: String, headings: &[&'a str], rows: &'a [Row], scroll: usize) -> Table<'a> {
-    let widths = widths(headings, rows);
-    let head = TableRow::new(headings.iter().map(|heading| Cell::from(*heading)))
+/// How wide the columns are that there is room for: names are cut first, then the last columns are left out.
+fn fitted(headings: &[&str], rows: &[Row], room: usize) -> Vec<usize> {
+    let mut widths = widths(headings, rows);
+    while widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1) > room {
+        let columns = headings.iter().zip(&mut widths);
+        let long = columns.filter(|(name, width)| NAMES.contains(name) && **width > SHORTEST);
+        match long.map(|(_, width)| width).max() {
+            Some(longest) => *longest -= 1,
+            None => drop(widths.pop()),
+        }
+    }
+    widths
+}
+
+/// What there is room for of a cell, which shows that it goes on.
+fn cut(cell: &str, width: usize) -> Cow<'_, str> {
+    if cell.chars().count() <= width {
+        return cell.into();
+    }
+    cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+fn table<'a>(
+    title: String,
+    headings: &[&'a str],
+    rows: &'a [Row],
+    scroll: usize,
+    room: usize,
+) -> Table<'a> {
+    let widths = fitted(headings, rows, room);
+    let shown = headings.iter().take(widths.len());
+    let head = TableRow::new(shown.map(|heading| Cell::from(*heading)))
         .style(Style::new().add_modifier(Modifier::BOLD));
     let lines = rows.iter().skip(scroll).map(|row| {
         let style = if row.alarming { Style::new().fg(Color::Red) } else { Style::new() };
-        TableRow::new(row.cells.iter().map(String::as_str)).style(style)
+        TableRow::new(row.cells.iter().zip(&widths).map(|(cell, &width)| cut(cell, width)))
+            .style(style)
     });
     Table::new(lines, widths.iter().map(|&width| Constraint::Length(width as u16)))
         .header(head)
-        .column_spacing(2)
+        .column_spacing(GAP as u16)
         .block(Block::bordered().title(title))
 }
 
@@ -73,7 +115,11 @@ mod tests {
     use super::*;
 
     fn screen(model: &Model, scroll: usize) -> (String, usize) {
-        let mut terminal = Terminal::new(TestBackend::new(96, 14)).unwrap();
+        screen_of(96, model, scroll)
+    }
+
+    fn screen_of(width: u16, model: &Model, scroll: usize) -> (String, usize) {
+        let mut terminal = Terminal::new(TestBackend::new(width, 14)).unwrap();
         let mut end = 0;
         terminal.draw(|frame| end = draw(frame, model, scroll)).unwrap();
         (terminal.backend().to_string(), end)
@@ -86,6 +132,16 @@ mod tests {
         let (text, end) = screen(&model, 0);
         insta::assert_snapshot!(text);
         assert_eq!(end, 0);
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_whole_numbers_and_fewer_columns() {
+        let before = [sample(13_209, 10, 100)];
+        let model = Model::new(vec![sample(13_209, 12, 20_600_100)], &before, 0);
+        insta::assert_snapshot!(screen_of(60, &model, 0).0);
+        for width in 1..60 {
+            screen_of(width, &model, 0);
+        }
     }
 
     #[test]
