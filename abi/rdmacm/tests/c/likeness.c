@@ -195,6 +195,36 @@ static void no_device_yet(void)
 	CHECK(rclose(rs) == 0 && close(port[0]) == 0 && close(port[1]) == 0);
 }
 
+static void *shuts(void *argument)
+{
+	struct caller *caller = argument;
+	caller->result = rshutdown(caller->rs, SHUT_RDWR);
+	caller->number = errno;
+	return NULL;
+}
+
+/* Of several threads that shut a listener one does. */
+static void shut_by_two(void)
+{
+	struct sockaddr_in in, told;
+	socklen_t length = sizeof in;
+	struct caller callers[2];
+	int rs = listening(&in);
+	for (int i = 0; i < 50; i++) {
+		for (int j = 0; j < 2; j++) {
+			callers[j].rs = rs;
+			begin(&callers[j], shuts);
+		}
+		for (int j = 0; j < 2; j++) {
+			join(&callers[j]);
+			CHECK(callers[j].result == 0 || callers[j].number == ENOTCONN);
+		}
+		CHECK(rgetsockname(rs, (struct sockaddr *)&told, &length) == 0 && told.sin_port == in.sin_port);
+		CHECK(rlisten(rs, 5) == 0);
+	}
+	CHECK(rclose(rs) == 0);
+}
+
 /* A socket that was bound to all addresses is so still, when another host is tried. */
 static void bound_again(void)
 {
@@ -391,6 +421,7 @@ int main(void)
 	inherited();
 	listener_is_shut();
 	no_descriptors();
+	shut_by_two();
 	bound_again();
 	interrupted_connect();
 	reset();
