@@ -207,7 +207,8 @@ pub(crate) fn new_network_namespace() -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says, and nothing has changed. The inner one: it is there, and not as root, without a network.
+/// What the kernel says, and nothing has changed. The inner one: it is there, and this is not root in it, and
+/// has no network.
 pub(crate) fn own_network_namespace() -> io::Result<io::Result<()>> {
     // SAFETY: takes nothing and cannot fail.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };

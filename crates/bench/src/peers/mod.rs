@@ -49,8 +49,9 @@ pub(crate) fn installed(plan: &Plan) -> (Vec<Box<dyn Contender>>, Vec<String>) {
 #[derive(Default)]
 struct Paces(BTreeMap<Test, (Pace, i32)>);
 
-/// After a failure a slice has so many times fewer messages, where the pace is not known: the guess may have been of a program that takes
-/// two hundred times as long, such as UCX for a read over TCP, which would never end in time.
+/// After a failure a slice has so many times fewer messages, where the pace is not known: the guess may have
+/// been of a program that takes two hundred times as long, such as UCX for a read over TCP, which would never
+/// end in time.
 const FEWER: f64 = 16.0;
 
 impl Paces {
