@@ -63,18 +63,19 @@ fn opened() -> MutexGuard<'static, Opened> {
 ///
 /// ENODEV if there is none; those of opening it.
 pub(crate) fn device(name: &[c_char]) -> Result<&'static Device, Errno> {
-    let all = all()?;
-    all.into_iter().find(|device| text(&device.name) == text(name)).ok_or(Errno::ENODEV)
+    let (all, failed) = all()?;
+    let found = all.into_iter().find(|device| text(&device.name) == text(name));
+    found.ok_or(failed.unwrap_or(Errno::ENODEV))
 }
 
-/// All devices, opened.
-fn all() -> Result<Vec<&'static Device>, Errno> {
+/// All devices, opened; why one could not be, if so.
+fn all() -> Result<(Vec<&'static Device>, Option<Errno>), Errno> {
     let verbs = verbs()?;
     let mut opened = opened();
     let mut count = 0;
     // SAFETY: `count` is valid for the call.
     let list = pointer(unsafe { (verbs.get_device_list)(&mut count) })?;
-    let mut all = Vec::new();
+    let (mut all, mut failed) = (Vec::new(), None);
     for index in 0..count.max(0) as usize {
         // SAFETY: the list has `count` devices, which libibverbs keeps.
         let raw = unsafe { *list.add(index) };
@@ -86,16 +87,19 @@ fn all() -> Result<Vec<&'static Device>, Errno> {
             // SAFETY: as above.
             None => unsafe { open(raw) },
         };
-        if let Ok(device) = device {
-            if known.is_none() {
-                opened.devices.push(device);
+        match device {
+            Ok(device) => {
+                if known.is_none() {
+                    opened.devices.push(device);
+                }
+                all.push(device);
             }
-            all.push(device);
+            Err(errno) => failed = Some(errno),
         }
     }
     // SAFETY: the list came from get_device_list.
     unsafe { (verbs.free_device_list)(list) };
-    if all.is_empty() { Err(Errno::ENODEV) } else { Ok(all) }
+    Ok((all, failed))
 }
 
 /// # Safety
@@ -173,7 +177,10 @@ impl Device {
 entry! {
     /// `rdma_get_devices(3)`
     fn rdma_get_devices(count: *mut c_int) -> Null<*mut ibv_context> {
-        let devices = all();
+        let devices = all().and_then(|(devices, failed)| match devices[..] {
+            [] => Err(failed.unwrap_or(Errno::ENODEV)),
+            _ => Ok(devices),
+        });
         // SAFETY: the program passes null or a valid pointer.
         if let Some(count) = unsafe { count.as_mut() } {
             *count = devices.as_ref().map_or(0, |devices| devices.len() as c_int);

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result};
+use quipu_host::Config;
 
 use crate::{qpip, sys};
 
@@ -33,12 +34,17 @@ pub(crate) fn level() -> Result<Option<String>> {
         return Ok(None);
     }
     let was = default();
-    let moved = match sys::find_program("ip") {
-        None => Err(anyhow::anyhow!("there is no `ip`; Debian has it in iproute2")),
-        Some(_) => sys::own_network_namespace().context("making a network namespace"),
+    let moved = match (sys::find_program("ip"), Config::from_env().ok().and_then(|c| c.address)) {
+        // Only the loopback interface would be there.
+        (_, Some(address)) if !address.is_loopback() => Err(anyhow::anyhow!(
+            "QUIPU_ADDRESS is {address}, which no network namespace would have"
+        )),
+        (None, _) => Err(anyhow::anyhow!("there is no `ip`; Debian has it in iproute2")),
+        _ => sys::own_network_namespace().context("making a network namespace"),
     };
     match moved {
-        Ok(()) => {
+        Ok(root) => {
+            root.context("becoming root in a network namespace of its own")?;
             qpip::settle().context("in a network namespace of its own")?;
             Ok(Some(format!(
                 "All was measured in a network namespace, where sockets have {}: of the system's default, {was}, \

@@ -47,7 +47,8 @@ pub struct Options {
     /// The plan: what is measured, as TOML. By default the one built in, bench/plan.toml.
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Take the quick part of the plan: less than a minute, rough numbers.
+    /// Take the quick part of the plan: less than a minute on a quiet machine, rough numbers, and ratios are
+    /// judged only if three rounds were run.
     #[arg(long)]
     quick: bool,
     /// Write results.json, results.txt, plot.svg and qpip.svg into this folder.

@@ -55,9 +55,9 @@ pub(crate) fn same_state(one: f64, other: f64) -> bool {
     one <= other * OTHER && other <= one * OTHER
 }
 
-/// Whether a test is one of those in which it is asked for, where sizes are short.
-pub(crate) fn asked(test: Test) -> bool {
-    test.op == Op::Send && matches!(test.kind, Kind::Latency | Kind::Stream)
+/// Whether numbers of a test and a size depend on it, so that it is asked for.
+pub(crate) fn asked(test: Test, size: u64) -> bool {
+    size <= SHORT && test.op == Op::Send && matches!(test.kind, Kind::Latency | Kind::Stream)
 }
 
 impl Nearness {
@@ -82,7 +82,7 @@ impl Nearness {
 
     /// Whether it matters to a test of these sizes.
     pub(crate) fn matters(test: Test, sizes: &[u64]) -> bool {
-        asked(test) && sizes.iter().any(|&size| size <= SHORT)
+        sizes.iter().any(|&size| asked(test, size))
     }
 
     /// Measures something in the state in which the race began, or a few times in vain; what came of the

@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_list_picks_of_the_sizes_of_its_test() {
-        let plan = Plan::load(None, true).unwrap();
+        let plan = Plan::load(None, false).unwrap();
         let test = |kind, op| Test { kind, op };
         let picked = listed(&plan.middleware, test(Kind::Latency, Op::Send), &[8, 9, 1 << 20]);
         assert_eq!(picked, [8, 1 << 20]);

@@ -112,7 +112,8 @@ fn summarize_all(all: &mut [Series]) {
     for series in all {
         series.line_ns = commonest.get(&series.test).copied().flatten();
         for (&size, point) in &mut series.points {
-            summarize(size, point, (asked(series.test), series.line_ns));
+            let state = asked(series.test, size).then_some(series.line_ns);
+            summarize(size, point, state);
         }
     }
 }
@@ -140,13 +141,17 @@ fn detail<'a>(also: &'a mut Vec<Detail>, name: &str) -> &'a mut Detail {
     &mut also[index]
 }
 
-/// Draws the sum of a point: whether its state is asked for, and that of which samples are to be.
-fn summarize(size: u64, point: &mut Point, (asked, line_ns): (bool, Option<f64>)) {
-    let like = |(ns, line)| line_ns.is_some_and(|of| same_state(of, line)).then_some(ns);
-    let mut samples: Vec<_> = known(point).filter_map(like).collect();
-    point.mixed = asked && samples.len() < ENOUGH;
-    if samples.len() < ENOUGH {
-        samples = point.rounds_ns.iter().flatten().copied().collect();
+/// Draws the sum of a point: where their state is asked for, of samples of that line, if it is known.
+fn summarize(size: u64, point: &mut Point, state: Option<Option<f64>>) {
+    let mut samples: Vec<_> = point.rounds_ns.iter().flatten().copied().collect();
+    point.mixed = false;
+    if let Some(line_ns) = state {
+        let like = |(ns, line)| line_ns.is_some_and(|of| same_state(of, line)).then_some(ns);
+        let alike: Vec<_> = known(point).filter_map(like).collect();
+        point.mixed = alike.len() < ENOUGH;
+        if !point.mixed {
+            samples = alike;
+        }
     }
     point.counted = samples.len();
     point.median_ns = stats::median(&samples);
@@ -173,8 +178,8 @@ pub(crate) const ENOUGH: usize = 3;
 /// How many times faster one is than the other: from ratios within rounds, since the machine drifts between
 /// them. `None` if they never ran in one round. The tests may differ.
 ///
-/// Where it is known for [`ENOUGH`] of them that the processors were equally near to each other for both,
-/// only such rounds count.
+/// Where that matters, and it is known for [`ENOUGH`] of them that the processors were equally near to each
+/// other for both, only such rounds count.
 pub(crate) fn speed(
     series: &[Series],
     (contender, test): (&str, Test),
@@ -190,10 +195,11 @@ pub(crate) fn speed(
         .map(|lines| matches!(lines, (Some(ours), Some(theirs)) if same_state(*ours, *theirs)));
     let all: Vec<_> = ratios.zip(same).filter_map(|(ratio, same)| Some((ratio?, same))).collect();
     let known = all.iter().filter(|(_, same)| *same).count();
-    let counts = all.into_iter().filter(|(_, same)| *same || known < ENOUGH);
+    let asked = asked(test, size) && asked(other, size);
+    let counts = all.into_iter().filter(|(_, same)| *same || !asked || known < ENOUGH);
     let ratios: Vec<_> = counts.map(|(ratio, _)| ratio).filter(|ratio| ratio.is_finite()).collect();
     let (speed, spread) = stats::median_and_quartiles(&ratios)?;
-    let mixed = asked(test) && asked(other) && known < ENOUGH;
+    let mixed = asked && known < ENOUGH;
     Some(Speed { speed, spread, rounds: ratios.len(), mixed })
 }
 
@@ -281,6 +287,26 @@ pub(crate) mod tests_support {
         series.iter_mut().for_each(|s| s.test.op = Op::Write);
         summarize_all(&mut series);
         assert_eq!(drawn(point(&series, 1)), (297.5, 4, false), "it does not matter");
+    }
+
+    #[test]
+    fn long_messages_need_no_state() {
+        let mut series = series(&[100.0, 110.0, 400.0], &[200.0, 220.0, 400.0]);
+        for one in &mut series {
+            let point = one.points.remove(&8).unwrap();
+            one.points.insert(65536, point);
+        }
+        // One contender takes part with long messages only, and nobody asked which state that was in.
+        let near = Some(50.0);
+        series[1].points.get_mut(&65536).unwrap().lines_ns = vec![near, Some(130.0), near];
+        summarize_all(&mut series);
+        let drawn = |at: usize| {
+            let point = &series[at].points[&65536];
+            (point.median_ns, point.counted, point.mixed)
+        };
+        assert_eq!([drawn(0), drawn(1)], [(110.0, 3, false), (220.0, 3, false)]);
+        let Speed { speed, rounds, mixed, .. } = ratios(&series)[0].speed;
+        assert_eq!((speed, rounds, mixed), (2.0, 3, false));
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Pairs<'_> {
         };
         let mut contenders: Vec<_> = own.into_iter().map(pair).collect();
         contenders.extend(peers);
-        check(only, &contenders, &missing)?;
+        check(only, self.plan, &contenders, &missing)?;
         contenders.retain(|contender| wanted(only, contender.name()));
         Ok((contenders, missing))
     }
@@ -96,17 +96,26 @@ fn wanted(only: &[String], name: &str) -> bool {
     only.is_empty() || only.iter().any(has)
 }
 
-/// Refuses words that are part of no name. Who is not installed has one, too: a note says so.
-fn check(only: &[String], contenders: &[Box<dyn Contender>], missing: &[String]) -> Result<()> {
+/// Refuses words that are part of no name in the plan. Who is not installed has one, too: a note says so.
+fn check(
+    only: &[String],
+    plan: &Plan,
+    contenders: &[Box<dyn Contender>],
+    missing: &[String],
+) -> Result<()> {
     let mut names: Vec<_> = contenders.iter().map(|contender| contender.name()).collect();
-    names.extend(qpip::CONTENDERS.iter().map(|contender| contender.name));
-    names.extend(Sender::ALL.map(Sender::name));
+    if plan.qpip.is_some() {
+        names.extend(qpip::CONTENDERS.iter().map(|contender| contender.name));
+    }
+    if plan.goodput.is_some() {
+        names.extend(Sender::ALL.map(Sender::name));
+    }
     for word in only {
         let one = std::slice::from_ref(word);
         let known = names.iter().any(|name| wanted(one, name))
             || missing.iter().any(|note| wanted(one, note));
         let names = names.join("; ");
-        ensure!(known, "no contender has \"{word}\" in its name; there are: {names}");
+        ensure!(known, "no contender of this plan has \"{word}\" in its name; there are: {names}");
     }
     Ok(())
 }
@@ -318,10 +327,18 @@ mod tests {
         let missing = words(&["UCX is not measured: there is no ucx_perftest"]);
         let known = words(&["ucx", "SMOLTCP"]);
         let known = if cfg!(feature = "smoltcp") { &known[..] } else { &known[..1] };
-        check(known, &[], &missing).unwrap();
-        check(&words(&["own process", "xdp", "lossy"]), &[], &[]).unwrap();
-        let error = check(&words(&["kernel", "nosuch"]), &[], &missing).unwrap_err().to_string();
+        let plan = Plan::load(None, false).unwrap();
+        check(known, &plan, &[], &missing).unwrap();
+        check(&words(&["own process", "xdp", "lossy"]), &plan, &[], &[]).unwrap();
+        let refused = |only: &[&str], plan: &Plan| {
+            check(&words(only), plan, &[], &missing).unwrap_err().to_string()
+        };
+        let error = refused(&["kernel", "nosuch"], &plan);
         assert!(error.contains("nosuch") && error.contains("QPIP, XDP"), "{error}");
+        // The quick plan has no goodput.
+        let error = refused(&["lossy"], &Plan::load(None, true).unwrap());
+        assert!(error.contains("QPIP, XDP") && !error.contains("QPIP, lossy"), "{error}");
+        refused(&["xdp"], &Plan { qpip: None, goodput: None, ..plan });
     }
 
     #[test]

@@ -207,20 +207,22 @@ pub(crate) fn new_network_namespace() -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says. Nothing has changed then, unless a user may make namespaces and not be root in them.
-pub(crate) fn own_network_namespace() -> io::Result<()> {
+/// What the kernel says, and nothing has changed. The inner one: it is there, and this is not root in it, and
+/// has no network.
+pub(crate) fn own_network_namespace() -> io::Result<io::Result<()>> {
     // SAFETY: takes nothing and cannot fail.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
     if user == 0 {
-        return new_network_namespace();
+        return new_network_namespace().map(Ok);
     }
     // SAFETY: takes an integer.
     if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    std::fs::write("/proc/self/setgroups", "deny")?;
-    std::fs::write("/proc/self/uid_map", format!("0 {user} 1"))?;
-    std::fs::write("/proc/self/gid_map", format!("0 {group} 1"))
+    let write = |file: &str, text: &str| std::fs::write(format!("/proc/self/{file}"), text);
+    Ok(write("setgroups", "deny")
+        .and_then(|()| write("uid_map", &format!("0 {user} 1")))
+        .and_then(|()| write("gid_map", &format!("0 {group} 1"))))
 }
 
 /// Takes the calling thread into the network namespace that the file stands for.

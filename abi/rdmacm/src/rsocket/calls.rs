@@ -89,7 +89,7 @@ entry! {
                     }
                     let mut state = socket.lock();
                     bind_addr(state.id, addr)?;
-                    state.bound = true;
+                    state.bound = Some((*state.id).route.addr.src_storage);
                     Ok(0)
                 }
             }
@@ -183,7 +183,7 @@ entry! {
             if state.phase == Phase::Listening {
                 drop(state);
                 if how != libc::SHUT_WR {
-                    socket.renew()?;
+                    socket.renew(Phase::Listening)?;
                 }
                 return Ok(0);
             }

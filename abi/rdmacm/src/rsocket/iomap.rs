@@ -103,10 +103,13 @@ entry! {
             found.ok_or(Errno::EINVAL)?
         };
         // The peer learns it before its writes are refused; if it is gone, nobody needs to.
-        match publish(&socket, index, &Mapping::default()).and_then(|()| flush(&socket)) {
+        match publish(&socket, index, &Mapping::default()) {
             Err(Errno::EINTR) => return Err(Errno::EINTR),
-            _ => forget(&socket, index)?,
+            // It cannot be taken back.
+            Ok(()) => while flush(&socket) == Err(Errno::EINTR) {},
+            Err(_) => {}
         }
+        forget(&socket, index)?;
         Ok(0)
     }
 

@@ -39,6 +39,19 @@ pub(super) unsafe fn turn_away(request: *mut rdma_cm_event) {
     }
 }
 
+/// Opens the device of a request, where that could not be done when it came.
+///
+/// # Safety
+///
+/// `id` is the identifier of a request.
+unsafe fn device_opened(id: *mut rdma_cm_id) -> Result<(), Errno> {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let known = id::id(id)?.book().device.is_some();
+        if known { Ok(()) } else { address::refresh(id) }
+    }
+}
+
 impl Socket {
     /// Makes the socket of a request and accepts it; none if the peer is no socket, or has left again.
     ///
@@ -63,7 +76,13 @@ impl Socket {
                 return Ok(None);
             };
             // What takes descriptors and memory comes first.
-            let sizes = fitted(id, &settings.sizes)?;
+            let sizes = match device_opened(id).and_then(|()| fitted(id, &settings.sizes)) {
+                Err(Errno::ENODEV) => {
+                    turn_away(std::mem::replace(request, std::ptr::null_mut()));
+                    return Ok(None);
+                }
+                sizes => sizes?,
+            };
             let (channel, set) = ears()?;
             let made = Connection::new(id, &sizes).and_then(|connection| {
                 watch(set.as_raw_fd(), connection.descriptor())?;
@@ -102,24 +121,25 @@ impl Socket {
         addr: *const libc::sockaddr,
         patient: bool,
     ) -> Result<(), Errno> {
-        let mut state = self.lock();
-        if state.phase == Phase::Connecting {
-            state.progress();
-        }
-        match state.phase {
-            Phase::Idle => {}
-            Phase::Connecting if patient => return Ok(()),
-            Phase::Connecting => return Err(Errno(libc::EALREADY)),
-            Phase::Connected if state.unanswered => return Ok(()),
-            Phase::Connected => return Err(Errno::EISCONN),
-            Phase::Failed if state.error.is_some() => return Ok(()),
-            Phase::Failed if !state.sleepers.any() => {
-                drop(state);
-                self.renew()?;
-                state = self.lock();
+        let mut state = loop {
+            let mut state = self.lock();
+            if state.phase == Phase::Connecting {
+                state.progress();
             }
-            Phase::Listening | Phase::Failed => return Err(Errno::EINVAL),
-        }
+            match state.phase {
+                Phase::Idle => break state,
+                Phase::Connecting if patient => return Ok(()),
+                Phase::Connecting => return Err(Errno(libc::EALREADY)),
+                Phase::Connected if state.unanswered => return Ok(()),
+                Phase::Connected => return Err(Errno::EISCONN),
+                Phase::Failed if state.error.is_some() => return Ok(()),
+                Phase::Failed if !state.sleepers.any() => {
+                    drop(state);
+                    self.renew(Phase::Failed)?;
+                }
+                Phase::Listening | Phase::Failed => return Err(Errno::EINVAL),
+            }
+        };
         // SAFETY: the identifier is the socket's; passed on from the caller.
         unsafe { address::resolve(state.id, std::ptr::null(), addr, RESOLVE_MS) }?;
         state.phase = Phase::Connecting;
@@ -127,18 +147,21 @@ impl Socket {
         Ok(())
     }
 
-    /// Gives a socket that listens, or could not be connected, a fresh identifier, bound as it was before.
-    pub(crate) fn renew(&self) -> Result<(), Errno> {
+    /// Gives a socket that listens, or could not be connected, a fresh identifier, bound to what the program
+    /// has bound it to; nothing if it is in that phase no more, since another thread was first.
+    pub(crate) fn renew(&self, of: Phase) -> Result<(), Errno> {
         let mut state = self.lock();
+        if state.phase != of {
+            return Ok(());
+        }
         // SAFETY: the channel is the socket's own.
         let fresh =
             unsafe { id::create((*state.id).channel, std::ptr::null_mut(), RDMA_PS_TCP, None) }?;
         // SAFETY: both are this socket's.
-        let address = unsafe {
-            let address = (*state.id).route.addr.src_storage;
-            (*fresh).route.addr.src_storage.ss_family = address.ss_family;
-            address
-        };
+        unsafe {
+            let family = (*state.id).route.addr.src_storage.ss_family;
+            (*fresh).route.addr.src_storage.ss_family = family;
+        }
         (state.connection, state.mourned) = (None, false);
         let old = std::mem::replace(&mut state.id, fresh);
         let requests = std::mem::take(&mut state.requests);
@@ -146,7 +169,6 @@ impl Socket {
         // Who waits hears of it, and sets do.
         state.ring();
         state.progress();
-        let bound = state.bound;
         // Who is about to give an event of the old one back may need the lock.
         drop(state);
         // SAFETY: nobody finds them any more.
@@ -156,7 +178,7 @@ impl Socket {
         }
         let state = self.lock();
         restore(&state)?;
-        if bound {
+        if let Some(address) = state.bound {
             // SAFETY: the identifier is the socket's.
             unsafe { address::bind_addr(state.id, (&raw const address).cast()) }?;
         }
@@ -172,6 +194,9 @@ impl Socket {
         let mut state = self.lock();
         if state.phase == Phase::Listening {
             state.requests.push_front(request);
+            // Others that wait may have room for it; sets hear of it, too.
+            state.ring();
+            state.progress();
         } else {
             drop(state);
             // SAFETY: passed on from the caller.

@@ -97,8 +97,8 @@ pub(crate) struct State {
     pub(super) mourned: bool,
     pub(crate) connection: Option<Connection>,
     pub(crate) settings: Settings,
-    /// The program has bound it.
-    pub(crate) bound: bool,
+    /// What the program has bound it to, with the port that came of it.
+    pub(crate) bound: Option<libc::sockaddr_storage>,
     /// Requests that `raccept` has not taken, and how many have ever come.
     pub(crate) requests: VecDeque<*mut rdma_cm_event>,
     requested: u64,
@@ -174,7 +174,7 @@ impl Socket {
             mourned: false,
             connection: None,
             settings,
-            bound: false,
+            bound: None,
             requests: VecDeque::new(),
             shut_read: false,
             sleepers: Sleepers::default(),

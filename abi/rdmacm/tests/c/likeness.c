@@ -7,6 +7,7 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 
 static int listening(struct sockaddr_in *in)
 {
@@ -160,6 +161,90 @@ static void no_descriptors(void)
 	CHECK(rclose(peer) == 0 && rclose(client.rs) == 0 && rclose(rs) == 0);
 }
 
+/* Nor is one lost that has come before the device could be opened: the first that a listener at all addresses gets. */
+static void no_device_yet(void)
+{
+	struct sockaddr_in in = { .sin_family = AF_INET };
+	struct pollfd fds = { .events = POLLIN };
+	struct rlimit limit, few;
+	socklen_t length = sizeof in;
+	int peer, rs, port[2], status;
+	pid_t client;
+	CHECK(pipe(port) == 0 && (client = fork()) != -1);
+	if (client == 0) {
+		CHECK(read(port[0], &in.sin_port, sizeof in.sin_port) == sizeof in.sin_port);
+		in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		CHECK((rs = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
+		CHECK(rconnect(rs, (struct sockaddr *)&in, sizeof in) == 0);
+		_exit(rclose(rs) != 0);
+	}
+	CHECK((fds.fd = rs = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
+	CHECK(rbind(rs, (struct sockaddr *)&in, sizeof in) == 0 && rlisten(rs, 5) == 0);
+	CHECK(rgetsockname(rs, (struct sockaddr *)&in, &length) == 0);
+	CHECK(write(port[1], &in.sin_port, sizeof in.sin_port) == sizeof in.sin_port);
+	/* The request has come, and is not looked at yet. */
+	CHECK(poll(&fds, 1, 20000) == 1);
+	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	few = limit;
+	CHECK((few.rlim_cur = dup(rs)) > 2 && close(few.rlim_cur) == 0);
+	CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+	FAILS(raccept(rs, NULL, NULL), EMFILE);
+	CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	CHECK((peer = raccept(rs, NULL, NULL)) > 2 && rclose(peer) == 0);
+	CHECK(waitpid(client, &status, 0) == client && status == 0);
+	CHECK(rclose(rs) == 0 && close(port[0]) == 0 && close(port[1]) == 0);
+}
+
+static void *shuts(void *argument)
+{
+	struct caller *caller = argument;
+	caller->result = rshutdown(caller->rs, SHUT_RDWR);
+	caller->number = errno;
+	return NULL;
+}
+
+/* Of several threads that shut a listener one does. */
+static void shut_by_two(void)
+{
+	struct sockaddr_in in, told;
+	socklen_t length = sizeof in;
+	struct caller callers[2];
+	int rs = listening(&in);
+	for (int i = 0; i < 50; i++) {
+		for (int j = 0; j < 2; j++) {
+			callers[j].rs = rs;
+			begin(&callers[j], shuts);
+		}
+		for (int j = 0; j < 2; j++) {
+			join(&callers[j]);
+			CHECK(callers[j].result == 0 || callers[j].number == ENOTCONN);
+		}
+		CHECK(rgetsockname(rs, (struct sockaddr *)&told, &length) == 0 && told.sin_port == in.sin_port);
+		CHECK(rlisten(rs, 5) == 0);
+	}
+	CHECK(rclose(rs) == 0);
+}
+
+/* A socket that was bound to all addresses is so still, when another host is tried. */
+static void bound_again(void)
+{
+	struct sockaddr_in in = { .sin_family = AF_INET }, nobody, told;
+	socklen_t length = sizeof in;
+	int rs = rsocket(AF_INET, SOCK_STREAM, 0), listens = listening(&nobody);
+	CHECK(rclose(listens) == 0 && rbind(rs, (struct sockaddr *)&in, sizeof in) == 0);
+	CHECK(rgetsockname(rs, (struct sockaddr *)&in, &length) == 0 && in.sin_port != 0);
+	for (int i = 0; i < 2; i++) {
+		FAILS(rconnect(rs, (struct sockaddr *)&nobody, sizeof nobody), ECONNREFUSED);
+		CHECK(rgetsockname(rs, (struct sockaddr *)&told, &length) == 0 && told.sin_port == in.sin_port);
+	}
+	/* An address at which nothing is sent: that fails at once, and the socket is bound again before. */
+	nobody.sin_addr.s_addr = htonl(INADDR_BROADCAST);
+	CHECK(rconnect(rs, (struct sockaddr *)&nobody, sizeof nobody) == -1);
+	CHECK(rgetsockname(rs, (struct sockaddr *)&told, &length) == 0);
+	CHECK(told.sin_port == in.sin_port && told.sin_addr.s_addr == INADDR_ANY);
+	CHECK(rclose(rs) == 0);
+}
+
 static void ignore(int number)
 {
 	(void)number;
@@ -170,8 +255,11 @@ static void signals(int on)
 {
 	struct sigaction action = { .sa_handler = on ? ignore : SIG_DFL };
 	struct itimerval often = { { 0, 20000 }, { 0, 20000 } }, last = { { 0, 0 }, { 100, 0 } };
+	/* None of the frequent ones is left by the time that one would be fatal. */
+	CHECK(setitimer(ITIMER_REAL, &last, NULL) == 0);
 	CHECK(sigaction(SIGALRM, &action, NULL) == 0);
-	CHECK(setitimer(ITIMER_REAL, on ? &often : &last, NULL) == 0);
+	if (on)
+		CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
 }
 
 /* A call that a signal has interrupted goes on when it is made again. */
@@ -328,10 +416,13 @@ int main(void)
 {
 	/* What hangs fails. */
 	signals(0);
+	no_device_yet();
 	long_queues();
 	inherited();
 	listener_is_shut();
 	no_descriptors();
+	shut_by_two();
+	bound_again();
 	interrupted_connect();
 	reset();
 	polled();

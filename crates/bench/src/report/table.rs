@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use super::{digits, size};
 use crate::model::{Kind, Path, Point, Role, Series, Test};
+use crate::nearness::asked;
 use crate::results::{ENOUGH, Results, paths, tests};
 use crate::targets::QUIPU_TCP_CRC;
 
@@ -122,7 +123,8 @@ fn numbers(out: &mut String, results: &Results, test: Test, path: Path, view: Vi
     if sizes.is_empty() {
         return;
     }
-    let state = columns.iter().find_map(|series| series.line_ns);
+    let asked = sizes.iter().any(|&size| asked(test, size));
+    let state = columns.iter().find_map(|series| series.line_ns).filter(|_| asked);
     let state = state
         .map_or(String::new(), |ns| format!("; a cache line took about {ns:.0} ns there and back"));
     let _ = writeln!(out, "{} over {path}: {}{state}", test.op, view.title);
