@@ -39,8 +39,8 @@ pub(super) type Seat = NonZeroUsize;
 
 /// Towards whom a lock leans.
 pub(super) struct Lean {
-    /// The number of the favourite and of its seat in one, or [`NOBODY`]. Becomes somebody by the holder of the
-    /// usual lock, who is that thread.
+    /// The number of the favourite and of its seat in one, or [`NOBODY`]. Becomes somebody by the holder of
+    /// the usual lock, who is that thread.
     favourite: AtomicUsize,
     /// The one before, until it was seen outside. This and all below is written under the usual lock.
     leaving: AtomicUsize,
