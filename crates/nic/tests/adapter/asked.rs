@@ -2,7 +2,7 @@
 //! over.
 
 use crate::pair::{Pair, Way, connected, connected_with};
-use WcStatus::{RemOpErr, RetryExcErr, Success, WrFlushErr};
+use WcStatus::{LocProtErr, RetryExcErr, Success, WrFlushErr};
 use quipu_nic::*;
 
 const LEN: usize = 300_000;
@@ -69,16 +69,24 @@ fn a_queue_pair_whose_peer_leaves_in_the_middle_ends() {
     assert_eq!(pair.polled(1), [(3, RetryExcErr), (1, WrFlushErr)]);
 }
 
-/// The memory of a request that is under way is not the peer's any more.
+/// The memory of a request that is under way is not the peer's any more: there the request has failed, and
+/// what it is asked for does not come.
 #[test]
-fn what_the_peer_does_not_have_fails() {
-    let (mut pair, qps) = connected(Way::Link);
+fn what_the_peer_has_taken_back_does_not_come() {
+    let (mut pair, qps) = connected_with(Way::Link, |attr| attr.timeout = 8);
     let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
     forbid(&pair);
-    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, LEN)]);
-    pair.hosts[0].adapter.dereg_mr(here.region.id).unwrap();
     pair.recv(1, qps[1], 1, &[there.sge(0, LEN)]);
-    pair.run();
-    assert_eq!(pair.polled(0), [(2, RemOpErr)]);
-    assert_eq!(pair.state(1, qps[1]), QpState::Err);
+    pair.stopped = Some(0);
+    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, LEN)]);
+    pair.later(1_000_000);
+    pair.hosts[0].adapter.dereg_mr(here.region.id).unwrap();
+    pair.stopped = None;
+    pair.later(1_000_000_000);
+    assert_eq!(pair.polled(0), [(2, LocProtErr)]);
+    assert_eq!(pair.polled(1), []);
+    assert!(there.bytes(0, LEN) == [0; LEN]);
+    pair.send(1, qps[1], 3, SendOp::Send, &[]);
+    pair.later(10_000_000_000);
+    assert_eq!(pair.polled(1), [(3, RetryExcErr), (1, WrFlushErr)]);
 }
