@@ -260,6 +260,7 @@ mod tests {
         if !is_alone("a_child_that_may_have_no_descriptor_gives_up_what_it_has") {
             return;
         }
+        crate::testing::limit_descriptors(256);
         Birthplace::here();
         let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         withhold(&theirs);

@@ -74,6 +74,9 @@ pub(crate) struct PendingRead {
     pub(crate) done: u32,
 }
 
+/// Bytes that are asked for at once, and handed over.
+pub(crate) const ASKED_MOST: u32 = 32 << 10;
+
 /// Bytes of the request at the front that the peer was asked for, since the kernel does not let them be
 /// fetched.
 #[derive(Debug)]
@@ -116,6 +119,8 @@ pub(crate) struct ChannelPath {
     /// Nor could this side put the bytes of a read to where the peer said.
     pub(crate) answers: bool,
     pub(crate) asked: Option<Box<Asked>>,
+    /// The request of which bytes were handed over last, and up to where in it.
+    pub(crate) handed: Option<(u32, u32)>,
     /// Bytes done of the reference or read at the front of the request ring.
     pub(crate) front_done: u32,
     /// Bytes of the request at `sq.next` that were moved directly.
@@ -155,6 +160,7 @@ impl ChannelPath {
             carries: false,
             answers: false,
             asked: None,
+            handed: None,
             front_done: 0,
             direct_done: 0,
             offers: Offers::default(),

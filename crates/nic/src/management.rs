@@ -14,7 +14,7 @@ use crate::error::Fault;
 use crate::probe::Probe;
 use crate::qp::pd_number;
 use crate::queue::RecvQueue;
-use crate::types::{BindMw, MrId, MwId, PdId, SrqId};
+use crate::types::{BindMw, MrId, MwId, PdId, SrqId, Time};
 use crate::unordered;
 
 /// A region as its owner knows it.
@@ -149,11 +149,13 @@ impl<P: Probe> Adapter<P> {
     /// Windows are bound to it, or the new shape is illegal: then nothing has changed.
     pub fn rereg_mr(
         &mut self,
+        now: Time,
         id: MrId,
         pd: Option<PdId>,
         memory: Option<Vouched>,
         access: Option<Access>,
     ) -> Result<Region, Fault> {
+        self.hub.now = now;
         unordered::place_all(&mut self.hub);
         let &Mr { pd: old_pd, key: old_key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
         if let Some(pd) = pd {
@@ -201,7 +203,8 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// [`Fault::Busy`] while windows are bound to it.
-    pub fn dereg_mr(&mut self, id: MrId) -> Result<(), Fault> {
+    pub fn dereg_mr(&mut self, now: Time, id: MrId) -> Result<(), Fault> {
+        self.hub.now = now;
         unordered::place_all(&mut self.hub);
         let &Mr { pd, key } = self.hub.mrs.get(id).ok_or(Fault::NoSuchObject)?;
         let withdrawn = self.hub.regions.deregister(key).map_err(|_| Fault::Busy)?;

@@ -330,7 +330,8 @@ impl Load {
         let (host, target, pair) = (self.ends[e].host, self.ends[e].target, self.ends[e].pair);
         world.wake(host);
         // Refused while windows are bound to it.
-        if world.hosts[host].adapter.dereg_mr(self.arenas[target].mr).is_ok() {
+        let now = world.time();
+        if world.hosts[host].adapter.dereg_mr(now, self.arenas[target].mr).is_ok() {
             self.cause(pair, format!("the target of end {e} was deregistered"));
             self.pairs[pair].explains.extend([
                 WcStatus::RemAccessErr,

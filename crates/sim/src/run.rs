@@ -283,6 +283,7 @@ fn check_gone(world: &mut World, load: &mut Load) {
 }
 
 fn destroy_objects(world: &mut World, load: &mut Load, host: usize) -> Result<(), String> {
+    let now = world.time();
     let adapter = &mut world.hosts[host].adapter;
     let of = |what: &'static str| move |fault| format!("{what} cannot be destroyed: {fault}");
     for window in load.windows.iter().filter(|window| load.ends[window.owner].host == host) {
@@ -290,7 +291,7 @@ fn destroy_objects(world: &mut World, load: &mut Load, host: usize) -> Result<()
     }
     for arena in load.arenas.iter().filter(|arena| arena.host == host) {
         // Some were deregistered on purpose.
-        match adapter.dereg_mr(arena.mr) {
+        match adapter.dereg_mr(now, arena.mr) {
             Ok(()) | Err(quipu_nic::Fault::NoSuchObject) => {}
             Err(fault) => return Err(of("a region")(fault)),
         }

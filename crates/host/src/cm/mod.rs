@@ -379,7 +379,7 @@ impl Manager {
                 Accepted::Connection(fd, peer) => (fd, peer),
                 Accepted::Refused => continue,
                 Accepted::Nothing => break,
-                Accepted::Stuck => {
+                Accepted::Stuck | Accepted::Failed => {
                     self.epoll.remove(&listener.fd);
                     self.resting.add(key, now);
                     break;

@@ -220,8 +220,11 @@ impl Engine {
         let shared = memory.as_ref().map(|memory| self.share_pages(memory, access_now));
         let wanted = memory.as_ref().map(|memory| Wanted::of(memory, access_now));
         let mut core = self.enter()?;
-        let region = core.adapter.rereg_mr(mr, pd, memory, access)?;
+        let now = core.now();
+        let region = core.adapter.rereg_mr(now, mr, pd, memory, access)?;
         core.watch_region(mr);
+        // Requests that refer to what is no longer registered have failed.
+        core.settle(now);
         self.wait_quiet(core)?;
         if let Some(shared) = shared {
             self.inner.shared.keep(mr, shared);
@@ -242,8 +245,10 @@ impl Engine {
         }
         let mut core = self.enter_for(Call::DeregMr)?;
         let receives = core.receives_into(mr);
-        core.adapter.dereg_mr(mr)?;
+        let now = core.now();
+        core.adapter.dereg_mr(now, mr)?;
         core.watch_dereg(mr, &receives);
+        core.settle(now);
         let quiet = self.wait_quiet(core);
         self.inner.shared.keep(mr, None);
         quiet

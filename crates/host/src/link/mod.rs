@@ -36,7 +36,7 @@ use quipu_nic::{ConnId, Fault, Gid, LINK_MESSAGE_MAX, LinkId, LinkMessage, PeerM
 use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
 use crate::handle_map::HandleMap;
-use crate::net::listener::{Accepted, Acceptor};
+use crate::net::listener::{Accepted, Acceptor, Resting};
 use crate::net::table::Table;
 use crate::net::token::{Slot, Token};
 use crate::sys::{self, Epoll};
@@ -48,7 +48,7 @@ pub(crate) use self::identity::Identity;
 const SETUP_NS: u64 = 2_000_000_000;
 /// Callers that may be in the middle of that at once.
 const SETUP_MAX: usize = 256;
-/// Messages that wait while a peer reads none; a peer that lets more pile up is cut off.
+/// Messages, of 4 KB at most, that wait while a peer reads none; a peer that lets more pile up is cut off.
 const OUTBOX_MAX: usize = 65_536;
 /// Messages taken from one link before others get their turn.
 const MESSAGES_PER_TURN: usize = 64;
@@ -162,6 +162,8 @@ pub(crate) struct Links {
     epoll: Arc<Epoll>,
     /// By index; `None` where one had to be given up.
     listeners: Vec<Option<OwnedFd>>,
+    /// Of these, those that nobody looks at now.
+    resting: Resting<u32>,
     acceptor: Option<Acceptor>,
     peers: Table<Peer>,
     by_link: HandleMap<LinkId, Slot>,
@@ -181,6 +183,7 @@ impl Links {
             identity,
             epoll,
             listeners: Vec::new(),
+            resting: Resting::default(),
             acceptor: None,
             peers: Table::new(),
             by_link: HandleMap::default(),
@@ -286,13 +289,18 @@ impl Links {
 
     /// Takes the callers that wait at a listener.
     pub(crate) fn accept(&mut self, now: Time, index: u32) {
+        self.accept_by(now, index, socket::accept);
+    }
+
+    /// The same, by `take`.
+    fn accept_by(&mut self, now: Time, index: u32, take: impl Fn(&OwnedFd) -> io::Result<OwnedFd>) {
         for _ in 0..SETUP_MAX {
             let (Some(Some(listener)), Some(acceptor)) =
                 (self.listeners.get(index as usize), self.acceptor.as_mut())
             else {
                 return;
             };
-            match acceptor.accept_by(|| socket::accept(listener).map(|fd| (fd, ()))) {
+            match acceptor.accept_by(|| take(listener).map(|fd| (fd, ()))) {
                 // A caller beyond the limit hears the socket close, and goes by TCP.
                 Accepted::Connection(fd, ()) if self.in_setup.len() < SETUP_MAX => {
                     if let Err(error) = self.add(now, fd, State::AwaitKnock, None) {
@@ -303,6 +311,21 @@ impl Links {
                 Accepted::Nothing => return,
                 Accepted::Refused => {}
                 Accepted::Stuck => return self.stop_listening(index),
+                Accepted::Failed => {
+                    self.epoll.remove(listener);
+                    return self.resting.add(index, now.0);
+                }
+            }
+        }
+    }
+
+    /// Looks at listeners again that have rested.
+    fn listen_again(&mut self, now: Time) {
+        for index in self.resting.wake(now.0) {
+            let Some(Some(listener)) = self.listeners.get(index as usize) else { continue };
+            let token = Token::LinkListener(index);
+            if self.epoll.add(listener, libc::EPOLLIN, token.bits()).is_err() {
+                self.resting.add(index, now.0);
             }
         }
     }
@@ -521,11 +544,15 @@ impl Links {
 
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        self.in_setup.iter().filter_map(|&slot| Some(self.peers.get(slot)?.deadline)).min()
+        let setup = self.in_setup.iter().filter_map(|&slot| Some(self.peers.get(slot)?.deadline));
+        setup.chain(self.resting.over().map(Time)).min()
     }
 
     /// Gives up those that took too long to agree.
     pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
+        if self.resting.over().is_some() {
+            self.listen_again(now);
+        }
         let over = |slot: &Slot| self.peers.get(*slot).is_none_or(|peer| peer.deadline <= now);
         let late: Vec<Slot> = self.in_setup.iter().copied().filter(over).collect();
         for slot in late {

@@ -273,6 +273,21 @@ fn a_changed_registration_waits_for_an_access_to_end() {
     assert!(kept, "the peer was let go");
 }
 
+/// As where the system is short of memory for a moment.
+#[test]
+fn a_listener_that_failed_once_takes_callers() {
+    let called = Called::new(PeerMemoryPolicy::Auto);
+    {
+        let mut core = called.engine.enter().unwrap();
+        let now = core.now();
+        let fails = |_: &OwnedFd| Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        core.links.accept_by(now, 0, fails);
+        core.run();
+    }
+    let _peer = Peer::linked(&called, 1);
+    assert_eq!(called.links(), 1);
+}
+
 #[test]
 fn arenas_have_bounds() {
     let called = Called::new(PeerMemoryPolicy::Auto);

@@ -38,6 +38,8 @@ pub(crate) enum Accepted<A> {
     Refused,
     /// None can be taken, nor turned away: the listener would stay readable for ever.
     Stuck,
+    /// None can be taken now, for another reason, which may pass.
+    Failed,
 }
 
 /// For how long nobody looks at a listener of which none can be taken.
@@ -58,7 +60,6 @@ impl<K> Default for Resting<K> {
 impl<K: PartialEq> Resting<K> {
     /// One more, which is out of epoll's set.
     pub(crate) fn add(&mut self, key: K, now: u64) {
-        tracing::warn!("connections wait until there are descriptors for them; raise ulimit -n");
         if !self.keys.contains(&key) {
             self.keys.push(key);
         }
@@ -118,7 +119,7 @@ impl Acceptor {
                 Some(libc::ECONNABORTED | libc::EPROTO) => Accepted::Refused,
                 _ => {
                     tracing::warn!(error = %e, "cannot accept connections");
-                    Accepted::Stuck
+                    Accepted::Failed
                 }
             },
         }
@@ -132,14 +133,16 @@ impl Acceptor {
     }
 
     fn turn_away<A>(&mut self, take: impl Fn() -> io::Result<(OwnedFd, A)>) -> Accepted<A> {
-        tracing::warn!(
-            "out of descriptors: a connection is turned away; raise the limit (ulimit -n)"
-        );
         self.reserve = None;
         drop(take());
         self.refill();
-        // Somebody else may have taken the descriptor meanwhile.
-        if self.reserve.is_some() { Accepted::Refused } else { Accepted::Stuck }
+        if self.reserve.is_some() {
+            tracing::warn!("out of descriptors: a connection is turned away; raise ulimit -n");
+            return Accepted::Refused;
+        }
+        // Somebody else has taken the descriptor meanwhile.
+        tracing::warn!("out of descriptors: no connection can be taken; raise ulimit -n");
+        Accepted::Stuck
     }
 }
 
@@ -178,7 +181,7 @@ mod tests {
     fn a_listener_that_none_can_be_taken_from_rests() {
         let mut acceptor = Acceptor::new().unwrap();
         let fails = |error| move || Err::<(OwnedFd, ()), _>(io::Error::from_raw_os_error(error));
-        assert!(matches!(acceptor.accept_by(fails(libc::ENOBUFS)), Accepted::Stuck));
+        assert!(matches!(acceptor.accept_by(fails(libc::ENOBUFS)), Accepted::Failed));
         let mut resting = Resting::default();
         assert_eq!(resting.over(), None);
         resting.add(7, 1000);
@@ -197,6 +200,7 @@ mod tests {
         if !crate::testing::is_alone(TEST) {
             return;
         }
+        crate::testing::limit_descriptors(256);
         let mut acceptor = Acceptor::new().unwrap();
         let fill: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
         let taken = std::cell::RefCell::new(None);

@@ -270,7 +270,7 @@ impl Net {
                 Accepted::Connection(fd, peer) => (fd, peer),
                 Accepted::Refused => continue,
                 Accepted::Nothing => break,
-                Accepted::Stuck => {
+                Accepted::Stuck | Accepted::Failed => {
                     self.epoll.remove(&listener.fd);
                     self.resting.add(index, now.0);
                     break;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::is_alone;
+use crate::testing::{is_alone, limit_descriptors};
 
 /// Private memory of the test's own.
 struct Memory {
@@ -290,6 +290,7 @@ fn a_child_has_memory_of_its_own_where_there_is_no_proc() {
 #[test]
 fn a_child_has_memory_of_its_own_where_there_are_no_descriptors() {
     if is_alone("pages::tests::a_child_has_memory_of_its_own_where_there_are_no_descriptors") {
+        limit_descriptors(256);
         let mut fill = Vec::new();
         // More than once: what was given up is there again.
         for _ in 0..2 {

@@ -244,6 +244,25 @@ fn a_request_to_a_queue_pair_that_has_left_is_repeated() {
     }
 }
 
+/// Who waits for events does not call the engine, and hears of it all the same; so does the peer.
+#[test]
+fn a_request_whose_region_is_taken_back_fails_at_once() {
+    let engines = [0; 2].map(|_| engine("127.0.0.1", SameHost::Auto));
+    let (a, b) = pair_with(&engines[0], &engines[1], 1 << 20, TIMEOUT);
+    b.receive(50, &[]);
+    a.post(1, SendOp::Send, &[]);
+    assert_eq!((a.poll().status, b.poll().status), SUCCESSES);
+    a.engine.req_notify_cq(a.cq, false).unwrap();
+    a.post(2, SendOp::Send, &[a.sge(0, 1 << 20)]);
+    a.engine.dereg_mr(a.region.id).unwrap();
+    let mut event = libc::pollfd { fd: a.channel_fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: asks about one descriptor.
+    assert_eq!(unsafe { libc::poll(&raw mut event, 1, 0) }, 1);
+    b.post(3, SendOp::Send, &[]);
+    assert_eq!(b.poll().status, WcStatus::RetryExcErr);
+    assert_eq!(a.poll().status, WcStatus::LocProtErr);
+}
+
 fn set_error(node: &Node) {
     let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
     node.engine.modify_qp(node.qp, &attr, QpAttrMask::STATE).unwrap();

@@ -401,9 +401,10 @@ impl Connection {
             recovery.repaired |= news.resent;
             recovery.note_mark(marked);
         }
+        let high = self.recovery.as_ref().map(|recovery| recovery.high);
         let ended = self.end_recovery();
-        // CWR stands behind what ends an episode: a mark on that is of before the reduction.
-        let marked = marked && !ended;
+        // CWR stands first behind an episode: who has not acknowledged that repeats a mark of before.
+        let marked = marked && !(ended && high == Some(self.queue.una));
         if self.recovery.is_none() && (lost > 0 || marked) {
             self.counters.marks += u32::from(marked);
             let cause = if lost > 0 { Cause::Loss } else { Cause::Ecn };

@@ -16,6 +16,7 @@ use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::receive;
 use crate::requester;
+use crate::responder;
 use crate::stream::StreamPath;
 use crate::types::{ConnId, Gid, QpId, QpType, Time};
 
@@ -239,9 +240,13 @@ impl<P: Probe> Adapter<P> {
             Path::Stream(stream) if stream.conn == conn => {
                 let heard = stream.heard;
                 if heard || initiates(qp, hub) {
-                    qp.path = Path::Lost;
-                    match loss {
-                        Loss::Closed => requester::peer_lost(qp, hub),
+                    let path = std::mem::replace(&mut qp.path, Path::Lost);
+                    // What the peer was to be refused once it had the answers to what it asked before.
+                    let refusal =
+                        if let Path::Stream(stream) = path { stream.refusal } else { None };
+                    match (refusal, loss) {
+                        (Some(refusal), _) => responder::refuse(qp, hub, refusal),
+                        (None, Loss::Closed) => requester::peer_lost(qp, hub),
                         _ => requester::peer_silent(qp, hub),
                     }
                 } else {

@@ -5,13 +5,10 @@
 
 use super::channel::{End, path};
 use crate::adapter::Hub;
-use crate::channel::{Asked, Other};
+use crate::channel::{ASKED_MOST, Asked, Other};
 use crate::link::LinkMessage;
 use crate::qp::{Path, Qp};
 use crate::responder::Refusal;
-
-/// Bytes that are asked for at once.
-const MOST: u32 = 128 << 10;
 
 /// What was asked for of the request at the front, from `offset` on, if it was and has come.
 pub(super) fn take(qp: &mut Qp, offset: u32) -> Result<Option<Vec<u8>>, End> {
@@ -29,7 +26,7 @@ pub(super) fn take(qp: &mut Qp, offset: u32) -> Result<Option<Vec<u8>>, End> {
 /// Asks for `len` bytes, or some of them. The request has to wait.
 #[cold]
 pub(super) fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, offset: u32, len: u32) -> End {
-    let (sequence, len) = (qp.responder.executed, len.min(MOST));
+    let (sequence, len) = (qp.responder.executed, len.min(ASKED_MOST));
     let Path::Channel(path) = &mut qp.path else { return End::Over };
     let Other::Linked { link, .. } = path.other else { return Refusal::Failed.into() };
     let (bytes, denied) = (Vec::new(), false);

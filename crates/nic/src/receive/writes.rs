@@ -64,7 +64,13 @@ fn place_in_order<P: Probe>(
         } else {
             let local = [place.as_raw()];
             match by_reference(qp, hub, |memory| memory.read(remote.as_slice(), &local)) {
-                Err(End::Absent) => return Err(asked::ask(qp, hub, offset, len)),
+                Err(End::Absent) => {
+                    // The peer is asked by its number, which is that of this one when none is held.
+                    if qp.responder.holding {
+                        unordered::settle(qp, hub);
+                    }
+                    return Err(asked::ask(qp, hub, offset, len));
+                }
                 moved => moved?,
             }
         }

@@ -9,7 +9,7 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, SlotWriter};
 use super::direct;
 use super::references::note_reference;
 use crate::adapter::Hub;
-use crate::channel::{CHUNK, Other, PIECE, References, flag, flush_slot, request};
+use crate::channel::{ASKED_MOST, CHUNK, Other, PIECE, References, flag, flush_slot, request};
 use crate::doorbell::has_room;
 use crate::fate::{self, Met};
 use crate::link::{FETCHED_MAX, LinkMessage, PeerMemory};
@@ -562,6 +562,9 @@ pub(crate) fn hand_over<P: Probe>(
     let Path::Channel(path) = &mut qp.path else { return };
     let Other::Linked { link, .. } = path.other else { return };
     path.carries = true;
+    if !bytes.is_empty() {
+        path.handed = Some((sequence, offset + len));
+    }
     let mut hand = |offset: usize, bytes: &[u8]| {
         let (tag, offset, bytes) = (path.peer_tag, offset as u32, bytes.to_vec());
         hub.link_send(link, LinkMessage::Fetched { tag, sequence, offset, bytes });
@@ -574,8 +577,17 @@ pub(crate) fn hand_over<P: Probe>(
     }
 }
 
-/// The bytes of a request that is not executed yet, or is being transmitted.
+/// The bytes of a request that is not executed yet, or is being transmitted. None are handed over twice, nor
+/// many at once: a peer does not choose how much is copied for it.
 fn requested<P>(qp: &Qp, hub: &Hub<P>, sequence: u32, offset: u32, len: u32) -> Option<Vec<u8>> {
+    let Path::Channel(path) = &qp.path else { return None };
+    let again = path.handed.is_some_and(|(last, end)| {
+        let ahead = sequence.wrapping_sub(last) as i32;
+        ahead < 0 || (ahead == 0 && offset < end)
+    });
+    if again || len > ASKED_MOST {
+        return None;
+    }
     let begun = (qp.requester.offset > 0).then_some(qp.sq.next);
     // What was moved directly has no number of its own.
     let is_it = |wqe: &SendWqe| wqe.first_request == sequence && wqe.end_request != sequence;

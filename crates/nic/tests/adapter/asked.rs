@@ -1,8 +1,8 @@
 //! Bytes that requests refer to and that the kernel does not let be fetched (any more): the peer hands them
 //! over.
 
-use crate::pair::{Pair, Way, connected, connected_with};
-use WcStatus::{RemOpErr, RetryExcErr, Success, WrFlushErr};
+use crate::pair::{ALL_ACCESS, Pair, Way, connected, connected_with};
+use WcStatus::{LocProtErr, RetryExcErr, Success, WrFlushErr};
 use quipu_nic::*;
 
 const LEN: usize = 300_000;
@@ -69,16 +69,90 @@ fn a_queue_pair_whose_peer_leaves_in_the_middle_ends() {
     assert_eq!(pair.polled(1), [(3, RetryExcErr), (1, WrFlushErr)]);
 }
 
-/// The memory of a request that is under way is not the peer's any more.
+/// The memory of a request that is under way is not the peer's any more: there the request has failed, and
+/// what it is asked for does not come.
 #[test]
-fn what_the_peer_does_not_have_fails() {
+fn what_the_peer_has_taken_back_does_not_come() {
+    let (mut pair, qps) = connected_with(Way::Link, |attr| attr.timeout = 8);
+    let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
+    forbid(&pair);
+    pair.recv(1, qps[1], 1, &[there.sge(0, LEN)]);
+    pair.stopped = Some(0);
+    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, LEN)]);
+    pair.later(1_000_000);
+    pair.hosts[0].adapter.dereg_mr(pair.now, here.region.id).unwrap();
+    pair.stopped = None;
+    pair.later(1_000_000_000);
+    assert_eq!(pair.polled(0), [(2, LocProtErr)]);
+    assert_eq!(pair.polled(1), []);
+    assert!(there.bytes(0, LEN) == [0; LEN]);
+    pair.send(1, qps[1], 3, SendOp::Send, &[]);
+    pair.later(10_000_000_000);
+    assert_eq!(pair.polled(1), [(3, RetryExcErr), (1, WrFlushErr)]);
+}
+
+/// What a peer asks of `qps[0]`, a queue pair that hands bytes over: how many of them it gets.
+fn handed(pair: &mut Pair, (tag, sequence): (u64, u32), offset: u32, len: u32) -> usize {
+    let (link, now) = (pair.link()[0], pair.now);
+    let adapter = &mut pair.hosts[0].adapter;
+    adapter.handle_link_message(now, link, LinkMessage::Fetch { tag, sequence, offset, len });
+    let mut sum = 0;
+    while let Some(action) = adapter.poll_action() {
+        if let Action::LinkSend { message: LinkMessage::Fetched { bytes, .. }, .. } = action {
+            sum += bytes.len();
+        }
+    }
+    sum
+}
+
+/// A peer gets neither more at once than an engine asks for, nor anything again: it would have copies made
+/// that nothing bounds.
+#[test]
+fn bytes_are_handed_over_once() {
     let (mut pair, qps) = connected(Way::Link);
     let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
     forbid(&pair);
-    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, LEN)]);
-    pair.hosts[0].adapter.dereg_mr(here.region.id).unwrap();
     pair.recv(1, qps[1], 1, &[there.sge(0, LEN)]);
-    pair.run();
-    assert_eq!(pair.polled(0), [(2, RemOpErr)]);
-    assert_eq!(pair.state(1, qps[1]), QpState::Err);
+    for wr_id in [2, 3] {
+        pair.send(0, qps[0], wr_id, SendOp::Send, &[here.sge(0, LEN)]);
+    }
+    while pair.hosts[1].adapter.progress(pair.now) {}
+    let actions = std::iter::from_fn(|| pair.hosts[1].adapter.poll_action());
+    let asked = actions.filter_map(|action| match action {
+        Action::LinkSend { message: LinkMessage::Fetch { tag, sequence, offset, len }, .. } => {
+            Some((tag, sequence, offset, len))
+        }
+        _ => None,
+    });
+    let asked: Vec<_> = asked.collect();
+    let [(tag, first, 0, len)] = asked[..] else { panic!("{asked:?}") };
+    let second = first.wrapping_add(1);
+
+    assert_eq!(handed(&mut pair, (tag, first), 0, LEN as u32), 0);
+    assert_eq!(handed(&mut pair, (tag, first), 0, len), len as usize);
+    assert_eq!(handed(&mut pair, (tag, first), 0, len), 0);
+    assert_eq!(handed(&mut pair, (tag, first), len - 1, len), 0);
+    assert_eq!(handed(&mut pair, (tag, first), len, len), len as usize);
+    assert_eq!(handed(&mut pair, (tag, second), 0, 1000), 1000);
+    assert_eq!(handed(&mut pair, (tag, second), 0, 1000), 0);
+    assert_eq!(handed(&mut pair, (tag, first), 2 * len, len), 0);
+}
+
+/// Also while writes before it are held.
+#[test]
+fn bytes_of_another_write_are_not_taken_for_those_asked_for() {
+    let (mut pair, qps) = connected(Way::Link);
+    pair.hosts[1].adapter.place_unordered(WriteOrder::Reverse, 5_000_000);
+    let (here, there) = (pair.buffer(0, 2 * LEN), pair.buffer_with(1, 2 * LEN, ALL_ACCESS));
+    forbid(&pair);
+    let (small, large) = (pattern(1), pattern(9));
+    here.fill(0, &small);
+    here.fill(LEN, &large);
+    for (wr_id, at, len) in [(1, 0, 4000), (2, LEN, LEN)] {
+        let op = SendOp::Write { addr: there.addr() + at as u64, rkey: there.key() };
+        pair.send(0, qps[0], wr_id, op, &[here.sge(at, len)]);
+    }
+    pair.later(100_000_000);
+    assert_eq!(pair.polled(0), [(1, Success), (2, Success)]);
+    assert!(there.bytes(0, 4000) == small[..4000] && there.bytes(LEN, LEN) == large);
 }

@@ -136,7 +136,7 @@ fn nothing_is_received_into_memory_that_was_taken_back() {
         }
         assert_eq!(places.len(), 1);
         assert!((addr as usize..addr as usize + LARGE).contains(&places[0].0));
-        pair.hosts[1].adapter.dereg_mr(gone).unwrap();
+        pair.hosts[1].adapter.dereg_mr(pair.now, gone).unwrap();
         assert_eq!(pair.hosts[1].adapter.place_next(conn, &mut places), 0);
         assert_eq!(places, []);
         let before = to.bytes(0, LARGE);
@@ -199,7 +199,7 @@ fn payload_that_may_not_be_read_is_not_gathered() {
     let adapter = &mut pair.hosts[0].adapter;
     assert!(adapter.transmit_from_memory(pair.now, conn, &mut out, &mut gather) > 0);
     let first = gather.bytes();
-    adapter.dereg_mr(gone.region.id).unwrap();
+    adapter.dereg_mr(pair.now, gone.region.id).unwrap();
     let used = adapter.transmit_from_memory(pair.now, conn, &mut out, &mut gather);
     assert!(first > 0 && first < 100_000);
     assert_eq!((used, gather.bytes(), gather.pieces()), (0, 0, &[][..]));

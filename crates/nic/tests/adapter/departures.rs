@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use crate::pair::{Host, Pair, WAYS, Way, connected, connected_with};
-use WcStatus::{MwBindErr, RemAccessErr, RetryExcErr, Success, WrFlushErr};
+use WcStatus::{LocLenErr, MwBindErr, RemAccessErr, RetryExcErr, Success, WrFlushErr};
 use quipu_nic::mem::{Access, Key};
 use quipu_nic::*;
 
@@ -270,6 +270,25 @@ fn answers_come_before_the_end_that_the_peer_is_to_blame_for() {
     assert_eq!(pair.hosts[1].adapter.poll_timeout(), None);
     pair.later(SECOND);
     assert_eq!(pair.hosts[1].adapter.connections(), 0);
+}
+
+/// Also where it is gone before it has taken the answers: a receive that was too short waits for nothing.
+#[test]
+fn who_is_to_blame_for_an_end_may_leave_before_it() {
+    const LEN: usize = 300_000;
+    let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
+    let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
+    pair.recv(1, qps[1], 3, &[there.sge(0, 4)]);
+    let read = SendOp::Read { addr: there.addr(), rkey: there.key() };
+    pair.send(0, qps[0], 1, read, &[here.sge(0, LEN)]);
+    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, 8)]);
+    ask(&mut pair);
+    assert_eq!(pair.polled(1), []);
+    let conn = pair.stream_ends()[1];
+    pair.hosts[1].adapter.handle_lost(pair.now, conn, Loss::Closed);
+    assert_eq!(pair.polled(1), [(3, LocLenErr)]);
+    assert_eq!(pair.state(1, qps[1]), QpState::Err);
+    assert_eq!(pair.hosts[1].adapter.poll_timeout(), None);
 }
 
 /// The requests of host 0 arrive, and nothing else happens.

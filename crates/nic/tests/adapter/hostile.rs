@@ -521,7 +521,7 @@ fn a_region_that_was_changed_is_waited_for() {
     peer.own_page.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
     let adapter = &mut pair.hosts[0].adapter;
     assert!(adapter.memory_is_quiet());
-    adapter.rereg_mr(region.id, None, None, Some(Access::LOCAL_WRITE)).unwrap();
+    adapter.rereg_mr(pair.now, region.id, None, None, Some(Access::LOCAL_WRITE)).unwrap();
     assert!(!adapter.memory_is_quiet(), "the peer is in the middle of an access");
     peer.own_page.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
     assert!(adapter.memory_is_quiet());

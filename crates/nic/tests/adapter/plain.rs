@@ -234,7 +234,7 @@ fn a_message_that_is_cut_leaves_the_markers_in_their_places() {
             let used = adapter.transmit(now, conn, &mut out);
             stream.extend(&out[..used]);
             if turn == 0 {
-                adapter.dereg_mr(here.region.id).unwrap();
+                adapter.dereg_mr(pair.now, here.region.id).unwrap();
             }
         }
         let (mut at, mut ended) = (0, false);

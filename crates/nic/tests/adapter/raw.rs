@@ -353,7 +353,7 @@ fn what_does_not_fit_is_dropped_and_the_receive_stays() {
     // A receive into memory that is not there any more fails, and the queue pair with it.
     let key = bench.there.region.id;
     bench.recv(0, 4, 100);
-    bench.pair.hosts[1].adapter.dereg_mr(key).unwrap();
+    bench.pair.hosts[1].adapter.dereg_mr(bench.pair.now, key).unwrap();
     assert_eq!(bench.send(&long), WcStatus::Success);
     let failed = bench.pair.hosts[1].poll();
     assert_eq!((failed[0].wr_id, failed[0].status), (4, WcStatus::LocProtErr));

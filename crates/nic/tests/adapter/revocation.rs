@@ -220,16 +220,16 @@ fn regions_are_taken_back_from_requests_under_way() {
         pair.run();
         let adapter = &mut pair.hosts[0].adapter;
         // Another one is none of theirs.
-        adapter.dereg_mr(other.region.id).unwrap();
+        adapter.dereg_mr(pair.now, other.region.id).unwrap();
         match how {
-            Deregistered => adapter.dereg_mr(here.region.id).unwrap(),
+            Deregistered => adapter.dereg_mr(pair.now, here.region.id).unwrap(),
             Moved => {
                 let pd = adapter.alloc_pd().unwrap();
-                adapter.rereg_mr(here.region.id, Some(pd), None, None).unwrap();
+                adapter.rereg_mr(pair.now, here.region.id, Some(pd), None, None).unwrap();
             }
             NotAtAll => {
                 let access = quipu_nic::mem::Access::LOCAL_WRITE;
-                adapter.rereg_mr(here.region.id, None, None, Some(access)).unwrap();
+                adapter.rereg_mr(pair.now, here.region.id, None, None, Some(access)).unwrap();
             }
         }
         assert!(adapter.memory_is_quiet());
@@ -263,8 +263,25 @@ fn requests_that_are_executed_survive_their_region() {
         pair.recv(1, qps[1], 50, &[]);
         pair.recv(1, qps[1], 51, &[there.sge(0, LARGE)]);
         while pair.hosts[1].adapter.progress(pair.now) {}
-        pair.hosts[0].adapter.dereg_mr(here.region.id).unwrap();
+        pair.hosts[0].adapter.dereg_mr(pair.now, here.region.id).unwrap();
         pair.run();
         assert_eq!(pair.polled(0), [(1, WcStatus::Success), (2, WcStatus::Success)], "{read}");
     }
+}
+
+/// The peer has its time from then on, however long nobody has called the adapter before.
+#[test]
+fn a_region_that_is_taken_back_waits_for_the_access_under_way() {
+    let (mut pair, qps) = connected(Way::Link);
+    let here = pair.buffer(0, LARGE);
+    pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, LARGE)]);
+    pair.run();
+    set_guard(&pair, 1, true);
+    pair.now = Time(pair.now.0 + 60_000_000_000);
+    pair.hosts[0].adapter.dereg_mr(pair.now, here.region.id).unwrap();
+    pair.later(4_000_000_000);
+    assert_eq!(pair.polled(0), [], "it may yet be read");
+    set_guard(&pair, 1, false);
+    pair.later(1_000_000);
+    assert_eq!(pair.polled(0), [(1, WcStatus::LocProtErr)]);
 }

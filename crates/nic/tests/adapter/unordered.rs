@@ -209,7 +209,7 @@ fn nothing_is_placed_after_the_end() {
                 0 => adapter.modify_qp(now, target, &error, QpAttrMask::STATE).unwrap(),
                 1 => adapter.modify_qp(now, target, &reset, QpAttrMask::STATE).unwrap(),
                 2 => adapter.destroy_qp(now, target).unwrap(),
-                _ => adapter.dereg_mr(buffers[1].region.id).unwrap(),
+                _ => adapter.dereg_mr(pair.now, buffers[1].region.id).unwrap(),
             }
             assert_eq!(buffers[1].bytes(0, 1000), pattern(1000, 1), "{way:?} {case}");
             buffers[1].fill(0, &[9; 1000]);

@@ -256,7 +256,7 @@ fn a_message_that_is_cut_off_is_dropped() {
     let conn = pair.stream_ends()[0];
     let mut some = [0; 5000];
     assert!(pair.hosts[0].adapter.transmit(pair.now, conn, &mut some) > 0);
-    pair.hosts[0].adapter.dereg_mr(from.region.id).unwrap();
+    pair.hosts[0].adapter.dereg_mr(pair.now, from.region.id).unwrap();
     pair.hosts[0].adapter.transmit(pair.now, conn, &mut some);
     pair.run();
     assert_eq!(pair.polled(0), [(1, LocProtErr)]);

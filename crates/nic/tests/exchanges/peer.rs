@@ -444,7 +444,7 @@ impl<'a> Player<'a> {
                 self.post(number(1), op, SINK, 8, SendFlags::empty());
             }
             "window" => self.bind_window(),
-            "deregister" => self.adapter.dereg_mr(self.region.id).unwrap(),
+            "deregister" => self.adapter.dereg_mr(self.now, self.region.id).unwrap(),
             "allow" => {
                 let access = if word(1) == "nothing" { Access::empty() } else { panic!("what?") };
                 let attr = QpAttr { access, ..QpAttr::default() };

@@ -228,6 +228,7 @@ fn tear_down(world: &mut World, load: &mut Programs) {
 /// Everything can be destroyed, and nothing is left of any connection.
 fn check_gone(world: &mut World, load: &Programs, host: usize) -> Result<(), String> {
     let stations = world.frames.stations;
+    let now = world.time();
     let adapter = &mut world.hosts[host].adapter;
     let connections = adapter.inet().map_or(0, |stack| stack.connections());
     // Neighbours are kept, and asked from time to time whether they are there.
@@ -237,7 +238,7 @@ fn check_gone(world: &mut World, load: &Programs, host: usize) -> Result<(), Str
     }
     let of = |what: &'static str| move |fault| format!("{what} cannot be destroyed: {fault}");
     for (_, mr) in load.regions.iter().filter(|(of, _)| *of == host) {
-        adapter.dereg_mr(*mr).map_err(of("a region"))?;
+        adapter.dereg_mr(now, *mr).map_err(of("a region"))?;
     }
     for queue in load.queues.iter().filter(|queue| queue.host == host) {
         adapter.destroy_cq(queue.id).map_err(of("a completion queue"))?;

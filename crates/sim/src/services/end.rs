@@ -237,10 +237,11 @@ fn check_gone(world: &mut World, load: &Services, host: usize) -> Result<(), Str
             "{held} streams, {connections} connections, deadline {timeout:?} left"
         ));
     }
+    let now = world.time();
     let adapter = &mut world.hosts[host].adapter;
     let of = |what: &'static str| move |fault| format!("{what} cannot be destroyed: {fault}");
     for slot in load.slots.iter().filter(|slot| slot.host == host) {
-        adapter.dereg_mr(slot.mr).map_err(of("a region"))?;
+        adapter.dereg_mr(now, slot.mr).map_err(of("a region"))?;
     }
     for srq in load.shared_of(host) {
         adapter.destroy_srq(srq).map_err(of("a shared receive queue"))?;

@@ -12,7 +12,7 @@ use crate::packet::LinkSpec;
 use crate::share::calls::Calls;
 use crate::share::words::{HELLO, Reader, Writer};
 use crate::share::{Sharer, connect, own_place};
-use crate::testing::is_alone;
+use crate::testing::{is_alone, limit_descriptors};
 use crate::{Config, Engine, QpipConfig, sys};
 
 #[test]
@@ -110,9 +110,7 @@ fn without_descriptors_a_program_is_told_so() {
     }
     let shared = Shared::new();
     // Both processes' are here, and the hard limit is as low.
-    let limit = libc::rlimit { rlim_cur: 60, rlim_max: 60 };
-    // SAFETY: the kernel reads one struct.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    limit_descriptors(60);
     let mut programs = Vec::new();
     let link: LinkSpec = format!("share:{}", shared.name).parse().unwrap();
     let why = loop {

@@ -4,6 +4,7 @@ pub mod actor;
 pub mod pcapng;
 
 use std::collections::BTreeSet;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,7 @@ pub struct Node {
     pub pd: PdId,
     pub cq: CqId,
     pub channel: ChannelId,
+    pub channel_fd: RawFd,
     pub qp: QpId,
     pub num: QpNum,
     pub memory: Segment,
@@ -66,7 +68,7 @@ impl Node {
     fn over(engine: &Arc<Engine>, memory: Segment, qp_type: QpType) -> Self {
         let (context, _) = engine.open_context().unwrap();
         let pd = engine.alloc_pd().unwrap();
-        let (channel, _) = engine.create_channel().unwrap();
+        let (channel, channel_fd) = engine.create_channel().unwrap();
         let (cq, _) = engine.create_cq(context, 1024, Some(channel), 7).unwrap();
         let access = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
@@ -83,7 +85,8 @@ impl Node {
         let init =
             QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all: false };
         let (qp, num, _) = engine.create_qp(context, &init).unwrap();
-        Self { engine: Arc::clone(engine), context, pd, cq, channel, qp, num, memory, region }
+        let engine = Arc::clone(engine);
+        Self { engine, context, pd, cq, channel, channel_fd, qp, num, memory, region }
     }
 
     /// Takes the queue pair to RTS, towards a peer.

@@ -50,7 +50,8 @@ fn a_retransmission_reads_the_memory_again() {
         net.send(0, qps[0], 1, &[source.sge(0, 5000)]);
         net.run_for(1_000);
         if deregistered {
-            net.adapter(0).dereg_mr(source.region.id).unwrap();
+            let now = net.now();
+            net.adapter(0).dereg_mr(now, source.region.id).unwrap();
         }
         net.run_for(SECOND);
         let (sent, got) = (brief(&net.poll(0)), brief(&net.poll(1)));

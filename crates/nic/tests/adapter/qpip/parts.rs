@@ -198,7 +198,8 @@ fn memory_that_goes_away_in_between_ends_it() {
     post(&mut net, qps[0], 6, to, &[source.sge(0, 20_000)]);
     net.run_for(MILLISECOND);
     let key = source.region.id;
-    net.adapter(0).dereg_mr(key).unwrap();
+    let now = net.now();
+    net.adapter(0).dereg_mr(now, key).unwrap();
     net.room[0] = usize::MAX;
     net.run_for(MILLISECOND);
     assert_eq!(brief(&net.poll(0)), [(5, WcStatus::LocProtErr, 0), (6, WcStatus::WrFlushErr, 0)]);
