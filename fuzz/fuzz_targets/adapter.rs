@@ -484,7 +484,7 @@ fn memory(world: &mut World, input: &mut Input<'_>) {
     match choice % 8 {
         0 => {
             if let Some(region) = world.region
-                && world.adapter.dereg_mr(region.id).is_ok()
+                && world.adapter.dereg_mr(world.now, region.id).is_ok()
             {
                 world.region = None;
                 world.adapter.memory_is_quiet();
@@ -493,7 +493,8 @@ fn memory(world: &mut World, input: &mut Input<'_>) {
         1 => {
             let access = Some(ALL & Access::from_bits_truncate(input.word()));
             if let Some(region) = world.region
-                && let Ok(changed) = world.adapter.rereg_mr(region.id, None, None, access)
+                && let Ok(changed) =
+                    world.adapter.rereg_mr(world.now, region.id, None, None, access)
             {
                 world.region = Some(changed);
             }

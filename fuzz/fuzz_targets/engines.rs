@@ -19,13 +19,14 @@ use quipu_iwarp::wire::hello::{Features, Hello, Kind, LEN, Reason, Service};
 use quipu_nic::LinkMessage;
 use shares::Shares;
 
-static SHARES: Shares<7> =
-    Shares::new(["knock", "known", "hello", "request", "accept", "reject", "close"]);
+static SHARES: Shares<9> = Shares::new([
+    "knock", "known", "hello", "request", "accept", "reject", "close", "fetch", "fetched",
+]);
 
 /// The same bytes behind what blind chance does not find: the beginning of an introduction, or a number of a
 /// message of adapters, with a hello where there is one.
 fn steered(how: u8, bytes: &[u8]) -> Vec<u8> {
-    let word = u64::from(how % 4 + 1).to_ne_bytes();
+    let word = u64::from(how % 6 + 1).to_ne_bytes();
     let mut out = match how % 8 {
         0..=2 => {
             let mut out = Message::Knock([0; 16]).encode();
@@ -40,11 +41,12 @@ fn steered(how: u8, bytes: &[u8]) -> Vec<u8> {
         }
         _ => word.to_vec(),
     };
-    let (head, hello) = match how % 4 {
+    let (head, hello) = match how % 6 {
         0 => (24, true),
-        1 => (24, false),
+        1 | 4 => (24, false),
         2 => (8, true),
-        _ => (8, false),
+        3 => (8, false),
+        _ => (16, false),
     };
     let mut rest = bytes.to_vec();
     rest.resize(rest.len().max(head), how);
@@ -99,6 +101,8 @@ fn carried(bytes: &[u8]) {
             LinkMessage::Accept { .. } => "accept",
             LinkMessage::Reject { .. } => "reject",
             LinkMessage::Close { .. } => "close",
+            LinkMessage::Fetch { .. } => "fetch",
+            LinkMessage::Fetched { .. } => "fetched",
         });
         let mut again = Vec::new();
         message.encode(&mut again);
