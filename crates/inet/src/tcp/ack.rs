@@ -215,14 +215,15 @@ impl Connection {
     }
 
     /// What is behind a closed window the peer has not taken, be it a probe or what was on the way when it
-    /// took its window back: it goes again, the first at once if nothing was `taken`. But not what may be on the way still: a peer that closes and
-    /// opens its window all the time would have more sent than the congestion window allows.
+    /// took its window back: it goes again, the first at once if nothing was `taken`. But not what may be on
+    /// the way still: a peer that closes and opens its window all the time would have more sent than the
+    /// congestion window allows.
     fn on_window_opened(&mut self, now: u64, taken: bool) {
         self.timers.stop(Timer::Persist);
         self.rtt.clear_backoff();
         self.unanswered = 0;
         if self.queue.sent().front().is_some_and(|head| head.fate != Fate::Sacked) {
-            // Where some was taken, more may be: as RACK has it, a quarter for what comes late (RFC 8985 6.2).
+            // Where some was taken, more may be: a quarter for what comes late, as in RFC 8985 6.2.
             let rtt = self.rtt.smoothed().unwrap_or(0);
             if !taken {
                 self.queue.set_fate(0, Fate::Lost);
