@@ -45,7 +45,7 @@ pub(super) struct PacketSocket {
     /// With the first frame that waits for it.
     patience: Patience,
     ring: Ring,
-    /// Frames that there was no room for.
+    /// Frames that there was no room for, here or on the way out.
     lost: u64,
     too_long: TooLong,
     /// How many times in a row nothing has come.
@@ -197,7 +197,7 @@ impl PacketLink for PacketSocket {
             match self.messages.send(&self.fd, pieces) {
                 Ok(sent) => {
                     self.waiting.remove(sent);
-                    self.patience.begin_anew();
+                    self.patience.taken();
                 }
                 Err((error, _)) => match self.refusal(&error) {
                     Refusal::Interrupted => {}
@@ -206,10 +206,11 @@ impl PacketLink for PacketSocket {
                         self.congested = true;
                         break;
                     }
-                    Refusal::Congested | Refusal::Frame => {
+                    refusal @ (Refusal::Congested | Refusal::Frame) => {
                         tracing::debug!(%error, "the packet socket loses a frame");
                         self.waiting.remove(1);
-                        self.patience.begin_anew();
+                        self.lost += u64::from(refusal == Refusal::Congested);
+                        self.patience.dropped();
                     }
                     Refusal::Gone => return Err(error),
                 },

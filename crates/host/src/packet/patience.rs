@@ -4,8 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a frame is offered: the queue of an interface that sends has had room long before.
-const PATIENCE: Duration = Duration::from_millis(10);
+/// How long a frame is offered: a train of 64 KiB takes as long at 1 Mbit/s, and nothing else is taken then.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How long others are not offered again after that, so that many that are dropped do not hold up the rest.
 const MEMORY: Duration = Duration::from_secs(1);
 
@@ -16,12 +16,23 @@ pub(super) struct Patience {
     since: Option<Instant>,
     /// When a frame was last offered for so long in vain.
     ended: Option<Instant>,
+    /// What became of the frame behind that one: if it was taken, there was room, and the one before is of a
+    /// kind that is dropped. If not, nothing passes, and the first that does ends it.
+    passes: Option<bool>,
 }
 
 impl Patience {
-    /// The first frame has been taken, or dropped.
+    /// The first frame has been taken.
     #[inline]
-    pub(super) fn begin_anew(&mut self) {
+    pub(super) fn taken(&mut self) {
+        self.since = None;
+        if self.ended.is_some() && !*self.passes.get_or_insert(true) {
+            self.ended = None;
+        }
+    }
+
+    /// The first frame has been dropped.
+    pub(super) fn dropped(&mut self) {
         self.since = None;
     }
 
@@ -32,15 +43,19 @@ impl Patience {
 
     fn is_over_at(&mut self, now: Instant) -> bool {
         if self.ended.is_some_and(|at| now < at + MEMORY) {
+            self.passes.get_or_insert(false);
             return true;
         }
         let since = *self.since.get_or_insert(now);
         let over = now >= since + PATIENCE;
         if over {
             if self.ended.is_none() {
-                tracing::warn!("something on the interface drops frames that the adapter sends");
+                tracing::warn!(
+                    "the interface takes no frame for {PATIENCE:?}: it is stuck, or something on it drops \
+                     frames that the adapter sends"
+                );
             }
-            self.ended = Some(now);
+            (self.ended, self.passes) = (Some(now), None);
         }
         over
     }
@@ -50,18 +65,46 @@ impl Patience {
 mod tests {
     use super::*;
 
+    /// A frame was offered in vain, and dropped.
+    fn ended(begin: Instant) -> Patience {
+        let mut patience = Patience::default();
+        assert!(!patience.is_over_at(begin) && patience.is_over_at(begin + PATIENCE));
+        patience.dropped();
+        patience
+    }
+
     #[test]
-    fn a_full_queue_is_waited_for_and_a_filter_is_not() {
+    fn a_slow_queue_is_waited_for() {
         let (mut patience, begin) = (Patience::default(), Instant::now());
-        assert!(!patience.is_over_at(begin) && !patience.is_over_at(begin + PATIENCE / 2));
-        // It was taken; the next one has as long.
-        patience.begin_anew();
-        let next = begin + PATIENCE;
-        assert!(!patience.is_over_at(next) && patience.is_over_at(next + PATIENCE));
-        // Those behind it wait no more, but for one in a while.
-        patience.begin_anew();
-        assert!(patience.is_over_at(next + PATIENCE) && patience.is_over_at(next + MEMORY));
-        patience.begin_anew();
-        assert!(!patience.is_over_at(next + PATIENCE + MEMORY));
+        for n in 0..10 {
+            // Each is taken in the end; the next one has as long.
+            let at = begin + n * PATIENCE;
+            assert!(!patience.is_over_at(at) && !patience.is_over_at(at + PATIENCE * 9 / 10));
+            patience.taken();
+        }
+    }
+
+    #[test]
+    fn a_filter_is_not_waited_for_while_others_pass() {
+        let begin = Instant::now();
+        let (mut patience, end) = (ended(begin), begin + PATIENCE);
+        for n in 0..10 {
+            patience.taken();
+            assert!(patience.is_over_at(end + MEMORY * n / 10));
+            patience.dropped();
+        }
+        patience.taken();
+        // One is offered for long again, now and then.
+        assert!(!patience.is_over_at(end + MEMORY));
+    }
+
+    #[test]
+    fn what_was_stuck_and_sends_again_is_waited_for() {
+        let begin = Instant::now();
+        let (mut patience, end) = (ended(begin), begin + PATIENCE);
+        assert!(patience.is_over_at(end) && patience.is_over_at(end + MEMORY / 2));
+        patience.dropped();
+        patience.taken();
+        assert!(!patience.is_over_at(end + MEMORY / 2));
     }
 }

@@ -216,9 +216,35 @@ fn a_frame_that_the_interface_always_drops_does_not_stay_for_ever() {
             theirs.flush().unwrap();
         }
     }
+    assert_eq!(theirs.lost(), 100);
     assert!(try_tc("qdisc del dev theirs root"));
     peer::put_as_it_is(theirs.as_mut(), &marked(60, 100), None, None);
     assert_eq!(marks_until(ours.as_mut(), 100), [(60, 100)]);
+}
+
+#[test]
+fn a_slow_interface_is_waited_for() {
+    if !inside("af_packet::a_slow_interface_is_waited_for") {
+        return;
+    }
+    pair();
+    let [mut ours, mut theirs] = open_both();
+    if !try_tc("qdisc add dev theirs root tbf rate 1mbit burst 4kb limit 4kb") {
+        println!("SKIPPED: this kernel has no shaper");
+        return;
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    for mark in 0..60 {
+        peer::put_as_it_is(theirs.as_mut(), &marked(1514, mark), None, None);
+        while theirs.is_congested() {
+            assert!(Instant::now() < deadline, "the link stays full");
+            std::thread::sleep(Duration::from_millis(1));
+            theirs.flush().unwrap();
+        }
+    }
+    let all: Vec<_> = (0..60).map(|mark| (1514, mark)).collect();
+    assert_eq!(marks_until(ours.as_mut(), 59), all);
+    assert_eq!(theirs.lost(), 0);
 }
 
 /// Sends a train of segments to the station that ends in 5, of more than an IP packet can say to be long, as

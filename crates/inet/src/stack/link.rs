@@ -39,7 +39,7 @@ impl Stack {
     /// A router has said that the link takes other packets than it did (RFC 4861 6.3.4). Connections that
     /// stand have longer segments, or would try some, which would get nowhere.
     pub(super) fn change_link_mtu(&mut self) {
-        let mtu = self.link_mtu();
+        let (now, mtu) = (self.now, self.link_mtu());
         self.paths.set_link(mtu);
         for index in 0..self.connections.places() {
             let slot = self.connections.slot(index);
@@ -47,7 +47,7 @@ impl Stack {
             if !slot.marks.has(Marks::LOOPS)
                 && let Some(connection) = &mut slot.connection
             {
-                connection.limit_path_mss(mss as u16);
+                connection.limit_path_mss(now, mss as u16);
             }
         }
     }

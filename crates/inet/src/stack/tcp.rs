@@ -128,9 +128,14 @@ impl Stack {
         flow: &Flow,
     ) -> u32 {
         let to = flow.remote.ip();
+        let mss = |mtu: u32| (mtu - ip_header(to) - HEADER) as u16;
+        // Its configuration may be of a time when the link took more.
+        if self.link_mtu() < self.mtu && self.addresses.find(to).is_none() {
+            connection.limit_path_mss(now, mss(self.link_mtu()));
+        }
         let path = self.paths.get(now, to).min(self.link_mtu());
         if path < self.mtu {
-            connection.set_path_mss(now, (path - ip_header(to) - HEADER) as u16);
+            connection.set_path_mss(now, mss(path));
         }
         // RFC 6437 3: constant for a flow, and not to be guessed.
         let label = of_flow(self.secret, Purpose::FlowLabel, flow, [0; 2]) as u32;

@@ -91,7 +91,7 @@ impl Connection {
                 self.unanswered = 0;
             }
             if closed_before && changed && self.window.usable(self.queue.una) > 0 {
-                self.on_window_opened(ack.now);
+                self.on_window_opened(ack.now, news.acked > 0);
             }
         }
         let is_duplicate = ack.ack == una && ack.bare && !changed && flight > 0 && una > 0;
@@ -215,13 +215,24 @@ impl Connection {
     }
 
     /// What is behind a closed window the peer has not taken, be it a probe or what was on the way when it
-    /// took its window back: all goes again.
-    fn on_window_opened(&mut self, now: u64) {
+    /// took its window back: it goes again, the first at once if nothing was `taken`. But not what may be on
+    /// the way still: a peer that closes and opens its window all the time would have more sent than the
+    /// congestion window allows.
+    fn on_window_opened(&mut self, now: u64, taken: bool) {
         self.timers.stop(Timer::Persist);
         self.rtt.clear_backoff();
         self.unanswered = 0;
         if self.queue.sent().front().is_some_and(|head| head.fate != Fate::Sacked) {
-            self.queue.lose_all();
+            // Where some was taken, more may be: a quarter for what comes late, as in RFC 8985 6.2.
+            let rtt = self.rtt.smoothed().unwrap_or(0);
+            if !taken {
+                self.queue.set_fate(0, Fate::Lost);
+            }
+            let age = if taken { rtt + rtt / 4 } else { rtt };
+            if self.queue.lose_until(now.saturating_sub(age)) {
+                // RFC 5681 4.1: no acknowledgement spreads what goes now.
+                self.congestion.restart_after_idle(u64::from(self.mss()));
+            }
             self.recover_conventionally();
             // It runs for as long as the probes' pauses have become.
             self.timers.set(Timer::Retransmit, now + self.rtt.rto(&self.config));
@@ -401,10 +412,11 @@ impl Connection {
             recovery.repaired |= news.resent;
             recovery.note_mark(marked);
         }
-        let high = self.recovery.as_ref().map(|recovery| recovery.high);
+        // CWR stands behind what was on the way when the episode began: a mark on the acknowledgement of just
+        // that is of before the reduction. One of more has seen CWR, and what is marked then was so after.
+        let before = self.recovery.as_ref().is_some_and(|it| self.queue.una == it.high);
         let ended = self.end_recovery();
-        // CWR stands first behind an episode: who has not acknowledged that repeats a mark of before.
-        let marked = marked && !(ended && high == Some(self.queue.una));
+        let marked = marked && !(ended && before);
         if self.recovery.is_none() && (lost > 0 || marked) {
             self.counters.marks += u32::from(marked);
             let cause = if lost > 0 { Cause::Loss } else { Cause::Ecn };

@@ -188,6 +188,8 @@ pub struct Connection {
     config: Arc<Config>,
     /// What the path takes now: [`Config::path_mss`] at first.
     path_mss: u16,
+    /// What the link takes, where it has said so.
+    link_mss: u16,
     /// What every path takes, as far as one can know.
     least_mss: u16,
     /// Only while segments are smaller than they might be.
@@ -291,6 +293,7 @@ impl Connection {
             events: Pending::default(),
             counters: Counters::default(),
             path_mss: config.path_mss.max(options::MIN_MSS),
+            link_mss: u16::MAX,
             least_mss: peer_mss,
             search: None,
             config,

@@ -151,7 +151,7 @@ impl Connection {
     /// it is sent again; messages not yet sent keep to the new size. After ten minutes the connection looks
     /// whether the path has become better, up to [`super::Config::path_mss`].
     pub fn set_path_mss(&mut self, now: u64, mss: u16) {
-        self.path_mss = mss.min(self.config.path_mss).max(MIN_MSS);
+        self.path_mss = mss.min(self.config.path_mss).min(self.link_mss).max(MIN_MSS);
         self.search = None;
         let ceiling = self.ceiling();
         if self.path_mss < ceiling {
@@ -160,17 +160,17 @@ impl Connection {
     }
 
     /// The link itself takes segments of this size at most from now on, options included: nothing larger is
-    /// tried any more.
-    pub fn limit_path_mss(&mut self, mss: u16) {
-        if mss < self.ceiling() {
-            self.path_mss = self.path_mss.min(mss).max(MIN_MSS);
-            self.search = None;
+    /// tried until it takes more again.
+    pub fn limit_path_mss(&mut self, now: u64, mss: u16) {
+        if mss != self.link_mss {
+            self.link_mss = mss;
+            self.set_path_mss(now, self.path_mss);
         }
     }
 
     /// The largest segment that the link and the peer take.
     fn ceiling(&self) -> u16 {
-        self.config.path_mss.min(self.agreed.peer_mss)
+        self.config.path_mss.min(self.link_mss).min(self.agreed.peer_mss)
     }
 
     pub(super) fn options_len(&self) -> u32 {

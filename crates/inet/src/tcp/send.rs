@@ -273,6 +273,20 @@ impl SendQueue {
         self.lost_from = self.una;
     }
 
+    /// What flies and was sent by `at` is lost, and the rest is not; says whether anything is.
+    pub(crate) fn lose_until(&mut self, at: u64) -> bool {
+        let mut any = false;
+        for index in 0..self.sent.len() {
+            let sent = &self.sent[index];
+            if sent.fate == Fate::Flying && sent.at <= at {
+                self.set_fate(index, Fate::Lost);
+                any = true;
+            }
+        }
+        self.lost_from = self.una;
+        any
+    }
+
     /// A timeout was spurious: what waits to be sent again is still on the way.
     pub(crate) fn unlose(&mut self) {
         for index in 0..self.sent.len() {

@@ -192,6 +192,43 @@ fn a_link_that_takes_shorter_packets_is_known_to_connections_that_stand() {
 }
 
 #[test]
+fn a_link_that_takes_longer_packets_again_is_tried() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    let [client, _] = net.pair();
+    let longest = |net: &mut Net, all| {
+        net.hosts[0].frames.clear();
+        net.hosts[0].stack.send(client, 100_000, true).unwrap();
+        assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == all));
+        net.hosts[0].frames.iter().map(|(len, _)| *len).max()
+    };
+    advertise_mtu(&mut net, 0, 1_300);
+    assert_eq!(longest(&mut net, 100_000), Some(1_314));
+    advertise_mtu(&mut net, 0, 1_500);
+    net.run(700 * SECOND);
+    assert_eq!(longest(&mut net, 200_000), Some(1_514));
+}
+
+#[test]
+fn a_link_that_takes_shorter_packets_is_known_to_who_is_connecting() {
+    let mut net = Net::ethernet(V6, stream(), 1);
+    net.listen(1, 81, 1);
+    net.hosts[0].frames.clear();
+    let client = net.connect(0, 81);
+    assert!(net.run_until(LIMIT, |net| !net.hosts[0].frames.is_empty()));
+    assert_eq!(net.hosts[0].stack.connection(client).unwrap().state(), State::SynSent);
+    advertise_mtu(&mut net, 0, 1_300);
+    assert!(net.run_until(LIMIT, |net| net.hosts[0].knows(client, tcp::Event::Connected)));
+    for sent in 1..3 {
+        net.hosts[0].frames.clear();
+        net.hosts[0].stack.send(client, 100_000, true).unwrap();
+        let all = sent * 100_000;
+        assert!(net.run_until(LIMIT, |net| net.hosts[0].user(client).acked == all));
+        assert_eq!(net.hosts[0].frames.iter().map(|(len, _)| *len).max(), Some(1_314));
+        net.run(700 * SECOND);
+    }
+}
+
+#[test]
 fn an_end_whose_link_was_down_begins_anew() {
     let mut net = Net::ethernet(V6, stream(), 1);
     net.run(100 * SECOND);
