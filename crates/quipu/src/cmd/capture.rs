@@ -141,7 +141,8 @@ fn begin(path: &Path) -> io::Result<()> {
     file.set_len(0)?;
     // What the program sends is nobody else's affair; who may only write to the file leaves it as it is.
     let _ = file.set_permissions(Permissions::from_mode(0o600));
-    Ok(())
+    // By name: a child that is being made in another thread has the descriptor too, until it is a program.
+    file.unlock()
 }
 
 /// Whether an executable file begins as a capture or a trace does: on some file systems all files are
