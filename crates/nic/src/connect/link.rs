@@ -51,6 +51,16 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
     Some(())
 }
 
+/// Lets the peer of a new channel push, and ring for what it pushes.
+fn begin_reception<P>(path: &mut ChannelPath, qp: &Qp, hub: &Hub<P>) {
+    path.channel.incoming.control.set_grants(qp.grants().bits());
+    path.channel.incoming.control.arm();
+    // Behind that: whoever pushes without fences sees that this side sleeps.
+    if hub.config.barrier.is_some() {
+        path.allow_unfenced();
+    }
+}
+
 /// Whether the peer of a channel gave its request up before the answer reached it: it has never had the
 /// channel, or it would have closed its end of it, and asks again.
 fn never_stood(qp: &Qp) -> bool {
@@ -180,12 +190,7 @@ impl<P: Probe> Adapter<P> {
         path.peer_tag = tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
-        path.channel.incoming.control.set_grants(qp.grants().bits());
-        path.channel.incoming.control.arm();
-        // Behind that: whoever pushes without fences sees that this side sleeps.
-        if hub.config.barrier.is_some() {
-            path.allow_unfenced();
-        }
+        begin_reception(&mut path, qp, hub);
         if let Some(state) = hub.conns.get_mut(conn) {
             state.qp = Some(id);
             state.phase = Phase::Open;
@@ -245,12 +250,7 @@ impl<P: Probe> Adapter<P> {
         path.peer_tag = own_tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
-        path.channel.incoming.control.set_grants(qp.grants().bits());
-        path.channel.incoming.control.arm();
-        // Behind that: whoever pushes without fences sees that this side sleeps.
-        if hub.config.barrier.is_some() {
-            path.allow_unfenced();
-        }
+        begin_reception(&mut path, qp, hub);
         qp.peer_rq_psn = None;
         established(qp, hub, Path::Channel(Box::new(path)));
         if let Path::Channel(path) = &mut qp.path

@@ -1,7 +1,7 @@
 //! Bytes that requests refer to and that the kernel does not let be fetched (any more): the peer hands them
 //! over.
 
-use crate::pair::{ALL_ACCESS, Pair, Way, connected, connected_with};
+use crate::pair::{ALL_ACCESS, Buffer, Pair, Way, connected, connected_with};
 use WcStatus::{LocProtErr, RetryExcErr, Success, WrFlushErr};
 use quipu_nic::*;
 
@@ -51,9 +51,8 @@ fn what_cannot_be_fetched_is_handed_over() {
     }
 }
 
-/// It waits meanwhile, and so does what follows.
-#[test]
-fn a_queue_pair_whose_peer_leaves_in_the_middle_ends() {
+/// Host 0 has sent what host 1 has to ask for, and is stopped before it is asked; with the buffers of both.
+fn asked_of_a_stopped_peer() -> (Pair, [QpId; 2], [Buffer; 2]) {
     let (mut pair, qps) = connected_with(Way::Link, |attr| attr.timeout = 8);
     let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
     forbid(&pair);
@@ -61,6 +60,13 @@ fn a_queue_pair_whose_peer_leaves_in_the_middle_ends() {
     pair.stopped = Some(0);
     pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, LEN)]);
     pair.later(1_000_000);
+    (pair, qps, [here, there])
+}
+
+/// It waits meanwhile, and so does what follows.
+#[test]
+fn a_queue_pair_whose_peer_leaves_in_the_middle_ends() {
+    let (mut pair, qps, _) = asked_of_a_stopped_peer();
     pair.hosts[0].adapter.destroy_qp(pair.now, qps[0]).unwrap();
     pair.stopped = None;
     pair.later(1_000_000_000);
@@ -73,13 +79,7 @@ fn a_queue_pair_whose_peer_leaves_in_the_middle_ends() {
 /// what it is asked for does not come.
 #[test]
 fn what_the_peer_has_taken_back_does_not_come() {
-    let (mut pair, qps) = connected_with(Way::Link, |attr| attr.timeout = 8);
-    let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
-    forbid(&pair);
-    pair.recv(1, qps[1], 1, &[there.sge(0, LEN)]);
-    pair.stopped = Some(0);
-    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, LEN)]);
-    pair.later(1_000_000);
+    let (mut pair, qps, [here, there]) = asked_of_a_stopped_peer();
     pair.hosts[0].adapter.dereg_mr(pair.now, here.region.id).unwrap();
     pair.stopped = None;
     pair.later(1_000_000_000);
