@@ -378,19 +378,28 @@ static void closed_by_mistake(void)
 	CHECK(rclose(next) == 0);
 }
 
+/* A connection to a new socket, whose peer has mapped `memory` for it. */
+static int mapping(const struct sockaddr_in *in, struct caller *server, char *memory, size_t len)
+{
+	int rs = rsocket(AF_INET, SOCK_STREAM, 0), maps = 1;
+	char byte;
+	CHECK(rs > 2 && rsetsockopt(rs, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps) == 0);
+	begin(server, accepts);
+	CHECK(rconnect(rs, (const struct sockaddr *)in, sizeof *in) == 0);
+	join(server);
+	CHECK(riomap(server->result, memory, len, PROT_WRITE, 0, 0) == 0);
+	CHECK(rsend(server->result, "m", 1, 0) == 1 && rrecv(rs, &byte, 1, 0) == 1);
+	return rs;
+}
+
 /* Who only writes to memory that the peer has mapped hears that the peer is gone. */
 static void mapped(void)
 {
 	struct sockaddr_in in;
-	int listens = listening(&in), rs = rsocket(AF_INET, SOCK_STREAM, 0), maps = 1, wrote = 0;
+	int listens = listening(&in), wrote = 0;
 	struct caller server = { .rs = listens };
-	char memory[64], byte;
-	CHECK(rsetsockopt(rs, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps) == 0);
-	begin(&server, accepts);
-	CHECK(rconnect(rs, (struct sockaddr *)&in, sizeof in) == 0);
-	join(&server);
-	CHECK(riomap(server.result, memory, sizeof memory, PROT_WRITE, 0, 0) == 0);
-	CHECK(rsend(server.result, "m", 1, 0) == 1 && rrecv(rs, &byte, 1, 0) == 1);
+	char memory[64];
+	int rs = mapping(&in, &server, memory, sizeof memory);
 	CHECK(riowrite(rs, "before", 7, 0, 0) == 7 && rclose(server.result) == 0);
 	/* One that tells, once the news has come. */
 	for (double begun = now(); (errno = 0, riowrite(rs, "behind", 7, 0, 0) == 7); wrote++) {
@@ -400,13 +409,7 @@ static void mapped(void)
 	CHECK(errno == EPIPE && wrote < 300);
 	CHECK(rclose(rs) == 0);
 	/* And nothing follows an end. */
-	CHECK((rs = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
-	CHECK(rsetsockopt(rs, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps) == 0);
-	begin(&server, accepts);
-	CHECK(rconnect(rs, (struct sockaddr *)&in, sizeof in) == 0);
-	join(&server);
-	CHECK(riomap(server.result, memory, sizeof memory, PROT_WRITE, 0, 0) == 0);
-	CHECK(rsend(server.result, "m", 1, 0) == 1 && rrecv(rs, &byte, 1, 0) == 1);
+	rs = mapping(&in, &server, memory, sizeof memory);
 	CHECK(rshutdown(rs, SHUT_WR) == 0);
 	FAILS((ssize_t)riowrite(rs, "behind", 7, 0, 0), EPIPE);
 	CHECK(rclose(rs) == 0 && rclose(server.result) == 0 && rclose(listens) == 0);
