@@ -56,7 +56,7 @@ fuzz_target!(|data: &[u8]| {
             7 | 8 => consume(&mut honest, &landing, &mut input),
             9 => produce(&mut honest, &segment, &mut input),
             10 => {
-                let control = &mut honest.outgoing.control;
+                let control = &honest.outgoing.control;
                 let (executed, _) = (control.executed(), control.must_ring());
                 honest.incoming.control.set_executed(executed);
                 if let Some(stall) = control.stall() {

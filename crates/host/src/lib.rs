@@ -31,7 +31,6 @@
 //! take others. The lock around the helper's thread handle is taken outside of it only.
 
 mod address;
-mod barrier;
 mod blank;
 mod buffer;
 mod clock;

@@ -106,9 +106,6 @@ pub struct Config {
     /// Same host: how many more times a poll that waits for an answer looks for it before it finds nothing.
     /// 0: none waits.
     pub answer_looks: u32,
-    /// Same host: makes a barrier on every processor that runs a thread of this process, or of a peer's that
-    /// has one too. With it rings are filled without fences (see `quipu_mem::ring`, "Sleeping").
-    pub barrier: Option<fn()>,
 }
 
 impl Default for Config {
@@ -142,7 +139,6 @@ impl Default for Config {
             copy_limit: 16384,
             offer_looks: 0,
             answer_looks: 0,
-            barrier: None,
         }
     }
 }

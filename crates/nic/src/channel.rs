@@ -176,12 +176,6 @@ impl ChannelPath {
         }
     }
 
-    /// Lets both sides push without fences, as far as the peer has barriers too.
-    pub(crate) fn allow_unfenced(&mut self) {
-        self.channel.incoming.control.may_skip_fences();
-        self.channel.outgoing.control.allow_unfenced();
-    }
-
     /// Whether something waits for this side.
     pub(crate) fn has_incoming(&mut self) -> bool {
         let incoming = &mut self.channel.incoming;

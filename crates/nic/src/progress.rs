@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quipu_mem::{Directory, Segment};
 
 use crate::adapter::{Adapter, Hub};
-use crate::channel::{ChannelPath, Other};
+use crate::channel::Other;
 use crate::cq::Cq;
 use crate::error::Fault;
 use crate::linger;
@@ -59,21 +59,6 @@ fn await_answer<P>(qps: &mut Slab<QpId, Qp>, hub: &Hub<P>, cq: CqId) -> Option<u
     hub.hot.iter().any(waits).then_some(())?;
     let mut looks = (0..hub.config.answer_looks).step_by(hub.hot.len());
     looks.find_map(|_| first_filled(qps, &hub.hot))
-}
-
-/// Has the peer of a channel ring from now on. Whether a barrier must follow before the channel is looked at.
-fn arm(path: &mut ChannelPath) -> bool {
-    let control = &path.channel.incoming.control;
-    control.arm();
-    control.is_unfenced()
-}
-
-impl<P> Hub<P> {
-    fn make_barrier(&self) {
-        if let Some(barrier) = self.config.barrier {
-            barrier();
-        }
-    }
 }
 
 impl<P: Probe> Adapter<P> {
@@ -210,9 +195,7 @@ impl<P: Probe> Adapter<P> {
         }
         path.idle = path.idle.saturating_add(1);
         if path.idle > PATIENCE && count > FEW {
-            if arm(path) {
-                hub.make_barrier();
-            }
+            path.channel.incoming.control.arm();
             if receive::channel::run(qp, hub) {
                 return true;
             }
@@ -291,20 +274,12 @@ impl<P: Probe> Adapter<P> {
         for (_, link) in self.hub.links.iter_mut() {
             link.set_parked(true);
         }
-        let hot = std::mem::take(&mut self.hub.hot);
-        let mut unfenced = false;
-        for &id in &hot {
-            if let Some(Path::Channel(path)) = self.qps.get_mut(id).map(|qp| &mut qp.path) {
-                unfenced |= arm(path);
-                path.hot = false;
-            }
-        }
-        if unfenced {
-            self.hub.make_barrier();
-        }
-        for id in hot {
+        for id in std::mem::take(&mut self.hub.hot) {
             let Some((qp, hub)) = self.qp_and_hub(id) else { continue };
-            if matches!(qp.path, Path::Channel(_)) && receive::channel::run(qp, hub) {
+            let Path::Channel(path) = &mut qp.path else { continue };
+            path.channel.incoming.control.arm();
+            path.hot = false;
+            if receive::channel::run(qp, hub) {
                 self.heat(id);
             }
         }

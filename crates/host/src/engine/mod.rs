@@ -39,7 +39,6 @@ use self::helper::Helper;
 use self::strict::Strict;
 use self::turn::Spared;
 use crate::address::{HostAddress, default_address, find_address, host_addresses};
-use crate::barrier;
 use crate::config::{Config, Device, PeerMemoryPolicy, SameHost, SharedPages, StrictOrder};
 use crate::counters::Publisher;
 use crate::datagram::Datagrams;
@@ -173,7 +172,6 @@ impl Engine {
             // On one processor nobody else does anything meanwhile.
             offer_looks: if uniprocessor { 0 } else { OFFER_LOOKS },
             answer_looks: if uniprocessor { 0 } else { ANSWER_LOOKS },
-            barrier: (!uniprocessor && barrier::register()).then_some(|| _ = barrier::everywhere()),
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);

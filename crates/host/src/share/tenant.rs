@@ -241,7 +241,7 @@ impl Tenant {
 
     /// Wakes the program if it sleeps and what was told is worth it.
     fn ring(&mut self) {
-        let control = &mut self.channel.outgoing.control;
+        let control = &self.channel.outgoing.control;
         let called = if std::mem::take(&mut self.urgent) {
             control.must_ring()
         } else {

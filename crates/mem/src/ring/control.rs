@@ -2,7 +2,7 @@
 //!
 //! Three lines of 128 bytes: the consumer's progress; the consumer's sleep; the producer's own.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence, fence};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::LINE;
 use crate::guard::Guard;
@@ -16,10 +16,6 @@ const AWAKE: u32 = 0;
 const NEXT: u32 = 1;
 const ENOUGH: u32 = 2;
 
-/// Looks in a row that found the consumer awake, after which the producer does without fences. So one whose
-/// consumer sleeps between messages goes on with them, and never costs it a barrier.
-const CALM: u32 = 256;
-
 /// The words of a control block.
 pub(crate) struct ControlWords {
     pub requests_consumed: Shared<AtomicU32>,
@@ -30,11 +26,9 @@ pub(crate) struct ControlWords {
     pub stall: Shared<AtomicU64>,
     pub armed: Shared<AtomicU32>,
     pub enough: Shared<AtomicU32>,
-    pub has_barrier: Shared<AtomicU32>,
     pub grants: Shared<AtomicU32>,
     pub guard: Shared<AtomicU32>,
     pub producer_closed: Shared<AtomicU32>,
-    pub unfenced: Shared<AtomicU32>,
     pub requests_started: Shared<AtomicU32>,
     pub responses_started: Shared<AtomicU32>,
 }
@@ -51,12 +45,10 @@ impl ControlWords {
             armed: segment.u32_at(base + LINE)?,
             grants: segment.u32_at(base + LINE + 4)?,
             enough: segment.u32_at(base + LINE + 8)?,
-            has_barrier: segment.u32_at(base + LINE + 12)?,
             guard: segment.u32_at(base + 2 * LINE)?,
             producer_closed: segment.u32_at(base + 2 * LINE + 4)?,
             requests_started: segment.u32_at(base + 2 * LINE + 8)?,
             responses_started: segment.u32_at(base + 2 * LINE + 12)?,
-            unfenced: segment.u32_at(base + 2 * LINE + 16)?,
         })
     }
 }
@@ -112,13 +104,6 @@ pub struct ProducerControl {
     stall: Shared<AtomicU64>,
     armed: Shared<AtomicU32>,
     enough: Shared<AtomicU32>,
-    has_barrier: Shared<AtomicU32>,
-    unfenced: Shared<AtomicU32>,
-    /// Whether it does without fences, which the word says too; whether it ever may; and how many looks in a
-    /// row found the consumer awake.
-    is_unfenced: bool,
-    may_unfence: bool,
-    calm: u32,
     grants: Shared<AtomicU32>,
     producer_closed: Shared<AtomicU32>,
     guard: Guard,
@@ -131,21 +116,10 @@ impl ProducerControl {
             stall: words.stall.clone(),
             armed: words.armed.clone(),
             enough: words.enough.clone(),
-            has_barrier: words.has_barrier.clone(),
-            unfenced: words.unfenced.clone(),
-            is_unfenced: false,
-            may_unfence: false,
-            calm: 0,
             grants: words.grants.clone(),
             producer_closed: words.producer_closed.clone(),
             guard: Guard::new(words.guard.clone()),
         }
-    }
-
-    /// Barriers of the consumer's reach this process ([`ConsumerControl::may_skip_fences`]), so that fences
-    /// can be left to it.
-    pub fn allow_unfenced(&mut self) {
-        self.may_unfence = true;
     }
 
     /// How many requests the consumer says it has executed, wrapping. Check it against what was
@@ -164,21 +138,9 @@ impl ProducerControl {
     /// Whether the consumer sleeps, after a push. If so it is taken as woken: the caller must ring
     /// its bell, and will not be told to again until the consumer arms anew.
     #[inline]
-    pub fn must_ring(&mut self) -> bool {
-        if self.is_unfenced {
-            // The consumer's barrier strikes between the push and this look, on every processor.
-            compiler_fence(Ordering::SeqCst);
-            return self.armed.load(Ordering::Relaxed) != AWAKE && self.wake_calmly();
-        }
+    pub fn must_ring(&self) -> bool {
         full_fence();
-        if self.armed.load(Ordering::Relaxed) != AWAKE {
-            return self.wake_calmly();
-        }
-        self.calm += 1;
-        if self.calm == CALM {
-            self.unfence();
-        }
-        false
+        self.armed.load(Ordering::Relaxed) != AWAKE && self.wake()
     }
 
     /// As [`must_ring`](Self::must_ring), where the requests pushed so far end at `position`, and a consumer
@@ -193,31 +155,6 @@ impl ProducerControl {
             }
             _ => self.wake(),
         }
-    }
-
-    /// Says that pushes are no longer fenced. From the fence on: a consumer that does not see the word said
-    /// before that it sleeps, which the next push sees.
-    #[cold]
-    fn unfence(&mut self) {
-        self.calm = 0;
-        if self.may_unfence && self.has_barrier.load(Ordering::Relaxed) != 0 {
-            self.is_unfenced = true;
-            self.unfenced.store(1, Ordering::Relaxed);
-            full_fence();
-        }
-    }
-
-    /// Wakes the consumer, and fences pushes again until it has long been awake.
-    #[cold]
-    fn wake_calmly(&mut self) -> bool {
-        let slept = self.wake();
-        self.calm = 0;
-        if self.is_unfenced {
-            self.is_unfenced = false;
-            // Release: whoever sees this sees all that was pushed without a fence.
-            self.unfenced.store(0, Ordering::Release);
-        }
-        slept
     }
 
     #[cold]
@@ -251,8 +188,6 @@ pub struct ConsumerControl {
     stall: Shared<AtomicU64>,
     armed: Shared<AtomicU32>,
     enough: Shared<AtomicU32>,
-    has_barrier: Shared<AtomicU32>,
-    unfenced: Shared<AtomicU32>,
     grants: Shared<AtomicU32>,
     producer_closed: Shared<AtomicU32>,
     guard: Guard,
@@ -265,8 +200,6 @@ impl ConsumerControl {
             stall: words.stall.clone(),
             armed: words.armed.clone(),
             enough: words.enough.clone(),
-            has_barrier: words.has_barrier.clone(),
-            unfenced: words.unfenced.clone(),
             grants: words.grants.clone(),
             producer_closed: words.producer_closed.clone(),
             guard: Guard::new(words.guard.clone()),
@@ -284,19 +217,7 @@ impl ConsumerControl {
         self.stall.store(stall.map_or(0, Stall::pack), Ordering::Release);
     }
 
-    /// Lets the producer push without fences: this side has a barrier that strikes in both processes, and
-    /// puts it between [`arm`](Self::arm) and the look behind it whenever [`is_unfenced`](Self::is_unfenced).
-    pub fn may_skip_fences(&self) {
-        self.has_barrier.store(1, Ordering::Relaxed);
-    }
-
-    /// Whether the producer pushes without fences; ask behind [`arm`](Self::arm).
-    pub fn is_unfenced(&self) -> bool {
-        self.unfenced.load(Ordering::Acquire) != 0
-    }
-
-    /// Asks to be woken by the next push. Look into the rings once more before parking, behind a barrier if
-    /// the producer [`is_unfenced`](Self::is_unfenced).
+    /// Asks to be woken by the next push. Look into the rings once more before parking.
     pub fn arm(&self) {
         self.armed.store(NEXT, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -354,35 +275,10 @@ mod tests {
     }
 
     #[test]
-    fn fences_are_left_out_while_the_consumer_stays_awake_and_has_a_barrier() {
-        let segment = Segment::heap(CONTROL_LEN);
-        let words = ControlWords::at(&segment, 0).unwrap();
-        let (mut producer, consumer) = (ProducerControl::new(&words), ConsumerControl::new(&words));
-        let calm = |producer: &mut ProducerControl| {
-            (0..=CALM).for_each(|_| assert!(!producer.must_ring()));
-            consumer.is_unfenced()
-        };
-        assert!(!calm(&mut producer));
-        producer.allow_unfenced();
-        assert!(!calm(&mut producer), "the consumer has no barrier");
-        consumer.may_skip_fences();
-        assert!(calm(&mut producer));
-        consumer.arm();
-        assert!(consumer.is_unfenced() && producer.must_ring());
-        assert!(!consumer.is_unfenced() && !producer.must_ring(), "it slept: fences again");
-        // As long as it sleeps between pushes they stay.
-        for _ in 0..2 * CALM {
-            consumer.arm();
-            assert!(producer.must_ring() && !producer.must_ring() && !consumer.is_unfenced());
-        }
-        assert!(calm(&mut producer));
-    }
-
-    #[test]
     fn both_views_see_the_same_words() {
         let segment = Segment::heap(CONTROL_LEN);
         let words = ControlWords::at(&segment, 0).unwrap();
-        let (mut producer, consumer) = (ProducerControl::new(&words), ConsumerControl::new(&words));
+        let (producer, consumer) = (ProducerControl::new(&words), ConsumerControl::new(&words));
         consumer.set_executed(9);
         assert_eq!(producer.executed(), 9);
         let stall = Stall { sequence: 3, timer: 14, attempt: 2 };

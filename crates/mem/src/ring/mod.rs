@@ -20,12 +20,6 @@
 //! - consumer: [`ConsumerControl::arm`] (write `armed`, fence); look into the rings again; if they
 //!   are empty, park; when awake, [`ConsumerControl::disarm`].
 //!
-//! That fence waits until the push has left the processor. A producer whose consumer has long been awake
-//! leaves it out, where the consumer said that it has a barrier for both
-//! ([`ConsumerControl::may_skip_fences`]): a consumer that arms and finds its producer
-//! [unfenced](ConsumerControl::is_unfenced) has every processor that runs a thread of the producer's make
-//! one, before it looks again.
-//!
 //! The producer may ask once for a batch of pushes, since the last push is what the fence covers. A
 //! consumer that would rather sleep for a batch says how many requests are enough
 //! ([`ConsumerControl::arm_at`]); a producer that knows of that ([`ProducerControl::must_ring_at`])

@@ -52,13 +52,9 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
 }
 
 /// Lets the peer of a new channel push, and ring for what it pushes.
-fn begin_reception<P>(path: &mut ChannelPath, qp: &Qp, hub: &Hub<P>) {
+fn begin_reception(path: &ChannelPath, qp: &Qp) {
     path.channel.incoming.control.set_grants(qp.grants().bits());
     path.channel.incoming.control.arm();
-    // Behind that: whoever pushes without fences sees that this side sleeps.
-    if hub.config.barrier.is_some() {
-        path.allow_unfenced();
-    }
 }
 
 /// Whether the peer of a channel gave its request up before the answer reached it: it has never had the
@@ -190,7 +186,7 @@ impl<P: Probe> Adapter<P> {
         path.peer_tag = tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
-        begin_reception(&mut path, qp, hub);
+        begin_reception(&path, qp);
         if let Some(state) = hub.conns.get_mut(conn) {
             state.qp = Some(id);
             state.phase = Phase::Open;
@@ -250,7 +246,7 @@ impl<P: Probe> Adapter<P> {
         path.peer_tag = own_tag;
         path.peer_pd = end.pd;
         path.peer_qp = qp.attr.dest_qp_num;
-        begin_reception(&mut path, qp, hub);
+        begin_reception(&path, qp);
         qp.peer_rq_psn = None;
         established(qp, hub, Path::Channel(Box::new(path)));
         if let Path::Channel(path) = &mut qp.path

@@ -268,7 +268,7 @@ fn pushed(qp: &Qp) -> u32 {
 /// Tells the peer that something was pushed, if it does not look by itself.
 #[inline(always)]
 pub(crate) fn notify<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    let Path::Channel(path) = &mut qp.path else { return };
+    let Path::Channel(path) = &qp.path else { return };
     match path.other {
         Other::Own(other) => hub.nudged.push_back(other),
         Other::Linked { link, bell, .. } => {

@@ -1,7 +1,5 @@
 //! Links: how their channels come to be, are refused, and are waited for.
 
-use std::cell::Cell;
-
 use crate::hostile::LinkPeer;
 use crate::pair::{Host, Pair, Way, connected_with};
 use WcStatus::{RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
@@ -160,31 +158,5 @@ fn each_receive_of_a_shared_queue_calls_one_that_waits() {
         pair.run();
         let sent: Vec<u64> = pair.polled(0).into_iter().map(|(wr_id, _)| wr_id).collect();
         assert_eq!(sent, [0, 1, 3, 4, 5, 6, 7], "{way:?}");
-    }
-}
-
-thread_local! {
-    static BARRIERS: Cell<u32> = const { Cell::new(0) };
-}
-
-/// While a side polls, its peer pushes without fences. Who goes to sleep makes one for both, and is woken.
-#[test]
-fn who_goes_to_sleep_makes_a_barrier_for_peers_that_leave_out_fences() {
-    type Change = fn(&mut Config);
-    let has: Change = |config| config.barrier = Some(|| BARRIERS.set(BARRIERS.get() + 1));
-    let has_none: Change = |_| {};
-    for (changes, barriers) in [([has, has], 1), ([has, has_none], 0), ([has_none, has], 0)] {
-        BARRIERS.set(0);
-        let mut pair = Pair::with(Way::Link, changes);
-        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
-        pair.connect(qps);
-        for _ in 0..600 {
-            exchange(&mut pair, qps);
-        }
-        for _ in 0..2 {
-            assert!(pair.hosts[1].adapter.arm());
-            assert_eq!(BARRIERS.get(), barriers, "where it sleeps at once again there are fences");
-            exchange(&mut pair, qps);
-        }
     }
 }
