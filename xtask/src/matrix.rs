@@ -70,11 +70,22 @@ pub fn run(args: &[String]) -> Result<()> {
             other => bail!("unknown argument {other}; known: --check, --library NAME=FILE"),
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask has no parent")?;
     for library in &LIBRARIES {
-        one(library, root, check, built.remove(library.name))?;
+        one(library, &crate::root(), check, built.remove(library.name))?;
     }
     built.into_keys().next().map_or(Ok(()), |name| Err(anyhow!("there is no library {name}")))
+}
+
+/// Compares the libraries in a folder with their tables and documents.
+///
+/// # Errors
+///
+/// Every difference, and a library that cannot be read.
+pub(crate) fn check(folder: &Path) -> Result<()> {
+    LIBRARIES.iter().try_for_each(|library| {
+        let file = folder.join(format!("lib{}.so.1", library.name));
+        one(library, &crate::root(), true, Some(file))
+    })
 }
 
 /// One library.
