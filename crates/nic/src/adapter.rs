@@ -267,6 +267,8 @@ pub(crate) struct Hub<P> {
     pub(crate) hashes: BTreeMap<QpId, RxHash>,
     /// Queue pairs on channels that are looked at by every `progress`.
     pub(crate) hot: Vec<QpId>,
+    /// Bytes that were moved while requests were being posted, since the last `progress`.
+    pub(crate) moved_at_once: u64,
     /// Queue pairs on channels of whose requests some may refer to memory by address.
     pub(crate) referring: Vec<QpId>,
     /// Connections of peers that are not yet known or not yet answered, the oldest first.
@@ -440,6 +442,7 @@ impl<P: Probe> Adapter<P> {
                 tables: Slab::new(MAX_TABLES),
                 hashes: BTreeMap::new(),
                 hot: Vec::new(),
+                moved_at_once: 0,
                 referring: Vec::new(),
                 half_open: VecDeque::new(),
                 nudged: VecDeque::new(),

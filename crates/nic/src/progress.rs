@@ -5,7 +5,7 @@ use std::sync::Arc;
 use quipu_mem::{Directory, Segment};
 
 use crate::adapter::{Adapter, Hub};
-use crate::channel::Other;
+use crate::channel::{CHUNK, Other};
 use crate::cq::Cq;
 use crate::error::Fault;
 use crate::linger;
@@ -144,10 +144,18 @@ impl<P: Probe> Adapter<P> {
         self.hub.cqs.get_mut(cq).is_some_and(Cq::is_idle)
     }
 
+    /// Whether so many bytes were moved while requests were being posted that it is the peers' turn: what
+    /// completes at once would keep their requests waiting otherwise.
+    #[inline(always)]
+    pub fn owes_progress(&self) -> bool {
+        self.hub.moved_at_once >= u64::from(CHUNK)
+    }
+
     /// Serves what same-host peers have put into shared memory; whether there was anything.
     #[inline]
     pub fn progress(&mut self, now: Time) -> bool {
         self.hub.now = now;
+        self.hub.moved_at_once = 0;
         self.settle_taken();
         let mut busy = self.answer_bells();
         let mut index = 0;

@@ -289,7 +289,7 @@ impl Core {
     #[inline]
     pub(crate) fn poll_hit(&mut self) {
         self.hits = self.hits.wrapping_add(1);
-        if self.hits.is_multiple_of(HITS_PER_POLL) {
+        if self.hits.is_multiple_of(HITS_PER_POLL) || self.adapter.owes_progress() {
             self.keep_up();
         }
         self.empty_polls = 0;

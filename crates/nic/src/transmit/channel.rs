@@ -304,6 +304,9 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         if let Some(done) = direct::step(qp, hub, &wqe) {
             return done;
         }
+        if direct::waits_for_answers(qp, hub, &wqe) {
+            return Step::Nothing;
+        }
         // The peer is asked for the whole of what was moved in part.
         if let Path::Channel(path) = &mut qp.path {
             path.direct_done = 0;

@@ -93,18 +93,40 @@ pub(super) fn open_link<'a>(
     qp: &'a Qp,
     links: &'a Slab<LinkId, LinkState>,
 ) -> Option<(&'a ChannelPath, &'a LinkState)> {
-    let Path::Channel(path) = &qp.path else { return None };
-    let Other::Linked { link, .. } = path.other else { return None };
-    // Which protection domains an XRC responder stands for is not known here.
-    if qp.qp_type.names_srq() {
-        return None;
-    }
+    let (path, link) = link_of(qp)?;
     let started = qp.requester.started;
     // What an unreliable queue pair has sent counts as acknowledged, whether it is executed or not.
     let known = qp.qp_type.is_reliable() && qp.requester.acked == started;
     let executed = known || path.channel.outgoing.control.executed() == started;
     executed.then_some(())?;
     Some((path, links.get(link)?))
+}
+
+/// The channel and link of a queue pair that may reach its peer's memory.
+#[inline]
+fn link_of(qp: &Qp) -> Option<(&ChannelPath, LinkId)> {
+    let Path::Channel(path) = &qp.path else { return None };
+    let Other::Linked { link, .. } = path.other else { return None };
+    // Which protection domains an XRC responder stands for is not known here.
+    (!qp.qp_type.names_srq()).then_some((path, link))
+}
+
+/// Whether a long read would be executed directly as soon as the reads before it are answered, for which it
+/// waits then: if the peer were asked for it, it would be for all behind it too, as long as the program always
+/// has some outstanding.
+pub(super) fn waits_for_answers<P>(qp: &Qp, hub: &Hub<P>, wqe: &SendWqe) -> bool {
+    let requester = &qp.requester;
+    let outstanding = requester.started.wrapping_sub(requester.acked);
+    let long = wqe.length > hub.config.copy_limit;
+    if !long || requester.reads == 0 || outstanding > requester.reads {
+        return false;
+    }
+    let Some(target) = Target::of(&wqe.op, wqe.length).filter(|it| !it.is_write()) else {
+        return false;
+    };
+    let state = |(path, link)| Some((path, hub.links.get(link)?));
+    let near = link_of(qp).and_then(state);
+    near.is_some_and(|(path, state)| target.reach(path, state, |_, _| Some(())).is_some())
 }
 
 /// What is to be done to which word, and the key for it. `None` for what is no atomic.
@@ -206,6 +228,7 @@ fn done_at_once<P: Probe>(
 ) {
     let done = qp.requester.started;
     qp.sq.push_transmitted(wr, length, done..done);
+    hub.moved_at_once += u64::from(length);
     hub.probe.stage(stage, length as usize);
     requester::complete_done(qp, hub);
 }

@@ -105,3 +105,45 @@ fn one_ring_moves_about_a_megabyte() {
         assert!(to.bytes(0, 4 * MIB) == bytes);
     }
 }
+
+/// A read that cannot go directly, just once, is asked for. Those behind it wait for the answer and go directly
+/// then: asked for too, they would have the next ones asked for, and so on.
+#[test]
+fn a_peer_that_was_asked_for_a_read_is_not_asked_for_all_that_follow() {
+    let (mut pair, [[here_qp, _], _]) = two_pairs();
+    let (here, there) = (pair.buffer(0, 4 * MIB), pair.buffer_with(1, 4 * MIB, ALL_ACCESS));
+    let bytes = pattern(4 * MIB);
+    there.fill(0, &bytes);
+    let read = |pair: &mut Pair, part: usize| {
+        let op = SendOp::Read { addr: there.addr() + (part * MIB) as u64, rkey: there.key() };
+        pair.send(0, here_qp, part as u64, op, &[here.sge(part * MIB, MIB)]);
+    };
+    let known = std::mem::take(&mut *pair.memory.0.lock().unwrap());
+    read(&mut pair, 0);
+    *pair.memory.0.lock().unwrap() = known;
+    (1..4).for_each(|part| read(&mut pair, part));
+    pair.run();
+    assert_eq!(pair.polled(0), [0, 1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success)));
+    assert!(here.bytes(0, 4 * MIB) == bytes);
+    let served: u64 =
+        pair.hosts[1].adapter.queue_pairs().map(|qp| qp.counters.responder.reads).sum();
+    assert_eq!(served, 1);
+}
+
+/// What completes while it is being posted is found by polls that look at nothing else.
+#[test]
+fn who_moves_a_megabyte_while_posting_owes_peers_a_look() {
+    let (mut pair, [[qp, _], _]) = two_pairs();
+    let (here, there) = (pair.buffer(0, MIB), pair.buffer_with(1, MIB, ALL_ACCESS));
+    let op = SendOp::Read { addr: there.addr(), rkey: there.key() };
+    let list = [here.sge(0, MIB / 4)];
+    let (now, flags, payload) = (pair.now, SendFlags::SIGNALED, Payload::Sges(&list));
+    let adapter = &mut pair.hosts[0].adapter;
+    for wr_id in 0..4 {
+        assert!(!adapter.owes_progress());
+        assert!(adapter.post_at_once(now, qp, &SendWr { wr_id, to: To::Peer, op, flags, payload }));
+    }
+    assert!(adapter.owes_progress());
+    adapter.progress(now);
+    assert!(!adapter.owes_progress());
+}
