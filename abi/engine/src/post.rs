@@ -126,16 +126,23 @@ unsafe fn binding(instance: &Instance, wr: &ibv_send_wr) -> Outcome<BindMw> {
 ///
 /// # Safety
 ///
-/// The pointers in `wr` are valid for the service.
+/// The pointers in `wr` are valid for its opcode, as `op` has it.
 #[inline]
-unsafe fn addressee(instance: &Instance, service: Option<QpType>, wr: &ibv_send_wr) -> Outcome<To> {
+unsafe fn addressee(
+    instance: &Instance,
+    service: Option<QpType>,
+    op: &SendOp,
+    wr: &ibv_send_wr,
+) -> Outcome<To> {
     match service {
-        Some(QpType::Ud) => {}
+        Some(QpType::Ud) if QpType::Ud.offers(op) => {}
         // SAFETY: the service says that this part of the union is in use; it consists of an integer.
         Some(QpType::XrcSend) => return Ok(To::Srq(unsafe { wr.qp_type.xrc.remote_srqn })),
+        // So do operations that the service does not have, and that are refused when they are posted: what
+        // lies where datagrams have an address handle is none, but an address of the peer's.
         _ => return Ok(To::Peer),
     }
-    // SAFETY: the service says that this part of the union is in use, and that its pointer is null or
+    // SAFETY: service and opcode say that this part of the union is in use, and that its pointer is null or
     // valid.
     let (ud, ah) = unsafe { (&wr.wr.ud, wr.wr.ud.ah.as_ref()) };
     let ah = instance.ah(AhHandle(ah.ok_or(INVALID)?.handle));
@@ -167,7 +174,7 @@ unsafe fn with_request(
         unsafe { sges(wr.sg_list, wr.num_sge) }?
     };
     // SAFETY: passed on from the caller.
-    let to = unsafe { addressee(instance, service, wr) }?;
+    let to = unsafe { addressee(instance, service, &op, wr) }?;
     let request = SendWr { wr_id: wr.wr_id, to, op, flags, payload: Payload::Sges(&list) };
     if flags.contains(SendFlags::INLINE) && !local {
         // SAFETY: passed on from the caller.

@@ -77,6 +77,56 @@ fn posts_are_refused_by_state_size_and_meaning() {
     );
 }
 
+/// A queue pair in RTS whose peers are named by each request.
+fn datagrams(bench: &Bench) -> QpHandle {
+    let init = EngineQpInit { qp_type: IBV_QPT_UD, ..bench.qp_init() };
+    let qp = bench.create_qp(&init).unwrap().qp;
+    let mut attr: ibv_qp_attr = super::bench::blank();
+    (attr.qp_state, attr.port_num) = (IBV_QPS_INIT, 1);
+    let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    for (state, mask) in [
+        (IBV_QPS_INIT, init),
+        (IBV_QPS_RTR, IBV_QP_STATE),
+        (IBV_QPS_RTS, IBV_QP_STATE | IBV_QP_SQ_PSN),
+    ] {
+        attr.qp_state = state;
+        bench.modify(qp, &attr, mask).unwrap();
+    }
+    qp
+}
+
+/// Where a datagram names its address handle, other operations have an address of the peer's memory.
+#[test]
+fn operations_that_datagrams_do_not_have_are_refused_and_nothing_is_followed() {
+    let bench = Bench::new();
+    let qp = datagrams(&bench);
+    for opcode in [
+        IBV_WR_RDMA_WRITE,
+        IBV_WR_RDMA_WRITE_WITH_IMM,
+        IBV_WR_RDMA_READ,
+        IBV_WR_ATOMIC_CMP_AND_SWP,
+        IBV_WR_ATOMIC_FETCH_AND_ADD,
+        IBV_WR_ATOMIC_WRITE,
+        IBV_WR_LOCAL_INV,
+        IBV_WR_BIND_MW,
+        IBV_WR_SEND_WITH_INV,
+        IBV_WR_TSO,
+    ] {
+        let mut wr = send(5, opcode, &mut []);
+        wr.wr.rdma = ibv_send_wr_rdma { remote_addr: 0x1001, rkey: 5 };
+        let refused = Err((5, EngineStatus::Invalid));
+        assert_eq!(bench.post_send(qp, &mut [wr]), refused, "{opcode}");
+        let batch = done(unsafe { (bench.api.post_batch)(qp, &wr) });
+        assert_eq!(batch, Err(EngineStatus::Invalid), "{opcode}");
+        let list = [send(1, IBV_WR_SEND, &mut []), wr];
+        let (mut list, mut bad) = (list, std::ptr::null());
+        // The first has no address handle at all.
+        list[0].next = &raw mut list[1];
+        let posted = done(unsafe { (bench.api.post_send)(qp, list.as_ptr(), &mut bad) });
+        assert_eq!((posted, bad), (Err(EngineStatus::Invalid), list.as_ptr()));
+    }
+}
+
 #[test]
 fn requests_before_the_first_bad_one_are_posted() {
     let bench = Bench::new();
