@@ -160,7 +160,12 @@ entry! {
         let (context, attr) = unsafe { (context(raw)?, attr.as_ref().ok_or(Errno::EINVAL)?) };
         // SAFETY: the program passes a domain.
         let pd = unsafe { pd(attr.pd) }?;
-        if !pd.decorates.is_null() {
+        // SAFETY: the public part lives as long as the domain; the program passes null or a thread domain.
+        let strange = unsafe {
+            let of_another = |thread: &ibv_td| thread.context != raw;
+            (*attr.pd).context != raw || attr.td.as_ref().is_some_and(of_another)
+        };
+        if !pd.decorates.is_null() || strange {
             return Err(Errno::EINVAL);
         }
         let allocators = attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;

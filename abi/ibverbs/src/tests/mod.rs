@@ -376,6 +376,30 @@ fn parent_domains_decorate_and_hold_their_domain() {
 }
 
 #[test]
+fn parent_domains_are_made_of_their_own_context() {
+    let (context, other) = (open(), open());
+    // SAFETY: calls as a C program makes them.
+    unsafe {
+        let domains = [context, other].map(|context| pd::ibv_alloc_pd(context));
+        let threads = [context, other]
+            .map(|context| pd::alloc_td(context, &mut ibv_td_init_attr { comp_mask: 0 }));
+        let mut attr: ibv_parent_domain_init_attr = zeroed();
+        for (domain, thread) in [(1, 0), (0, 1), (1, 1)] {
+            (attr.pd, attr.td) = (domains[domain], threads[thread]);
+            assert!(pd::alloc_parent_domain(context, &mut attr).is_null());
+            assert_eq!(Errno::last(), Errno::EINVAL);
+        }
+        // Nothing is held of what was refused.
+        for (domain, thread) in domains.into_iter().zip(threads) {
+            assert_eq!(pd::dealloc_td(thread), 0);
+            assert_eq!(pd::ibv_dealloc_pd(domain), 0);
+        }
+        assert_eq!(context::ibv_close_device(context), 0);
+        assert_eq!(context::ibv_close_device(other), 0);
+    }
+}
+
+#[test]
 fn shared_receive_queues_and_address_handles_live_and_die() {
     let context = open();
     // SAFETY: calls as a C program makes them.
