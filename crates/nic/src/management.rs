@@ -296,7 +296,7 @@ impl<P: Probe> Adapter<P> {
     /// Resizes a shared receive queue and sets the limit below which it raises an event.
     ///
     /// # Errors
-    /// A size out of range or below the requests held, or a limit above the size.
+    /// A size out of range or below the requests held, or a limit above the size, also one that is armed.
     pub fn modify_srq(
         &mut self,
         id: SrqId,
@@ -306,7 +306,8 @@ impl<P: Probe> Adapter<P> {
         let max_srq_wr = self.hub.config.max_srq_wr;
         let srq = self.hub.srqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
         let capacity = max_wr.unwrap_or(srq.queue.capacity());
-        if capacity == 0 || capacity > max_srq_wr || limit.is_some_and(|limit| limit > capacity) {
+        // A limit that is armed counts as one that is set: a queue of that size were below it for ever.
+        if capacity == 0 || capacity > max_srq_wr || limit.unwrap_or(srq.limit) > capacity {
             return Err(Fault::Invalid("size or limit out of range"));
         }
         if max_wr.is_some() {

@@ -276,6 +276,20 @@ fn shared_receive_queue_serves_several_queue_pairs() {
 }
 
 #[test]
+fn a_shared_receive_queue_does_not_shrink_below_a_limit_that_is_armed() {
+    let mut pair = Pair::new(Way::Link);
+    let host = &mut pair.hosts[0];
+    let srq = host.adapter.create_srq(host.pd, 8, 1, 0).unwrap();
+    host.adapter.modify_srq(srq, None, Some(3)).unwrap();
+    assert!(matches!(host.adapter.modify_srq(srq, Some(2), None), Err(Fault::Invalid(_))));
+    let (size, _, limit) = host.adapter.query_srq(srq).unwrap();
+    assert!(size >= 8 && limit == 3, "nothing has changed: {size}, {limit}");
+    // Both at once may: the limit that counts is the new one.
+    host.adapter.modify_srq(srq, Some(2), Some(1)).unwrap();
+    host.adapter.modify_srq(srq, Some(1), None).unwrap();
+}
+
+#[test]
 fn queue_pairs_of_one_adapter_and_one_connected_to_itself() {
     let mut pair = Pair::new(Way::Stream(usize::MAX));
     for alone in [false, true] {
