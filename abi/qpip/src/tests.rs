@@ -478,8 +478,11 @@ fn a_completion_too_many_is_said_so() {
     let end = End::new(UDP);
     // SAFETY: what is passed is valid.
     unsafe {
+        // The least that a queue has.
+        const ENTRIES: u32 = 16;
         let cq = made(qpip_cq_create(end.adapter, 1));
-        let qp = made(qpip_create(end.adapter, &init(UDP, cq)));
+        let init = qpip_qp_init { max_sends: 2 * ENTRIES, ..init(UDP, cq) };
+        let qp = made(qpip_create(end.adapter, &init));
         let to = end.address(done(qpip_bind(qp, 0)) as u16);
         let to = (&raw const to).cast();
         let send = qpip_send {
@@ -490,10 +493,13 @@ fn a_completion_too_many_is_said_so() {
             to,
             to_length: size_of::<sockaddr_in6>() as u32,
         };
-        done(qpip_post_send(qp, &send));
-        done(qpip_post_send(qp, &send));
+        for _ in 0..=ENTRIES {
+            done(qpip_post_send(qp, &send));
+        }
         let mut one: qpip_completion = std::mem::zeroed();
-        assert_eq!((qpip_wait(cq, 0), qpip_poll(cq, &mut one, 1)), (1, 1));
+        for _ in 0..ENTRIES {
+            assert_eq!((qpip_wait(cq, 0), qpip_poll(cq, &mut one, 1)), (1, 1));
+        }
         fails(qpip_poll(cq, &mut one, 1), libc::EOVERFLOW, "overran");
         assert_eq!(qpip_wait(cq, -1), 1, "to be polled, which says so");
         done(qpip_destroy(qp));

@@ -165,6 +165,7 @@ fn a_queue_that_overruns_says_so() {
     let cq = bench.new_cq(1, ChannelHandle::NONE, 88).unwrap();
     let mut init = bench.qp_init();
     init.send_cq = cq.cq;
+    init.cap.max_send_wr = 2 * cq.cqe;
     init.cookie = 99;
     let (a, _b) = bench.pair(&init);
     let mut from = [bench.sge(0, 8)];

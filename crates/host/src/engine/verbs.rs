@@ -16,6 +16,19 @@ use super::helper::Helper;
 use super::{ContextId, Engine, EventsReported};
 use crate::error::EngineError;
 
+/// What a completion queue has from its beginning at least. Not when its size is changed: who does that means
+/// that size, and finds out what does not fit.
+const LEAST_ENTRIES: u32 = 16;
+
+/// How many entries a completion queue gets of which `cqe` are asked for: more, as adapters of hardware
+/// round up, and programs that ask for too few have never heard of it. What is out of range stays so.
+fn entries(cqe: u32, least: u32, most: u32) -> u32 {
+    if cqe == 0 || cqe >= most {
+        return cqe;
+    }
+    (cqe + 1).next_power_of_two().max(least).min(most)
+}
+
 impl Engine {
     /// Sizes and limits of the adapter.
     ///
@@ -62,10 +75,12 @@ impl Engine {
         if let Some(channel) = channel {
             core.events.channel_fd(channel)?;
         }
-        let (cq, size) = core.adapter.create_cq(cqe, channel, cookie)?;
+        let granted = entries(cqe, LEAST_ENTRIES, core.adapter.config().max_cqe);
+        let (cq, size) = core.adapter.create_cq(granted, channel, cookie)?;
         core.events.add_object(Object::Cq(cq), context, channel);
         if let Some(strict) = &mut core.strict {
-            strict.checker.cq_sized(cq, size);
+            // Other adapters may grant no more than was asked for.
+            strict.checker.cq_sized(cq, cqe);
         }
         if let Some(faults) = &mut core.faults {
             faults.add_cq(cq);
@@ -80,9 +95,10 @@ impl Engine {
     /// A size out of range, or below what the queue holds.
     pub fn resize_cq(&self, cq: CqId, cqe: u32) -> Result<u32, EngineError> {
         let mut core = self.enter_for_cq(Call::ResizeCq, cq)?;
-        let size = core.adapter.resize_cq(cq, cqe)?;
+        let granted = entries(cqe, 0, core.adapter.config().max_cqe);
+        let size = core.adapter.resize_cq(cq, granted)?;
         if let Some(strict) = &mut core.strict {
-            strict.checker.cq_sized(cq, size);
+            strict.checker.cq_sized(cq, cqe);
         }
         Ok(size)
     }

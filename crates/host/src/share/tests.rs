@@ -547,7 +547,7 @@ fn completion_queues_overrun_as_others_do() {
         send_cq,
         recv_cq,
         srq: None,
-        cap: CAP,
+        cap: QpCap { max_send_wr: 2 * size, ..CAP },
         qp_type: QpType::Udp,
         sq_sig_all: true,
     };
