@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use libc::{c_int, c_void, socklen_t};
 use quipu_abi_trace::entry;
-use quipu_abi_types::{RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR};
+use quipu_abi_types::{
+    RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
+};
 use quipu_cabi::{Errno, IntMinusOne};
 
 use super::socket::{Phase, State};
@@ -24,10 +26,11 @@ const LEAST: u32 = 4096;
 
 /// Options that programs of TCP set, remembered and told again. What they ask for is the adapter's
 /// way anyway (`TCP_NODELAY`) or its affair (`SO_KEEPALIVE`: lost peers are found by its connections).
-const REMEMBERED: [(c_int, c_int); 8] = [
+const REMEMBERED: [(c_int, c_int); 9] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::IPPROTO_IP, libc::IP_TOS),
     (libc::IPPROTO_TCP, libc::TCP_NODELAY),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
     (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
@@ -35,20 +38,26 @@ const REMEMBERED: [(c_int, c_int); 8] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
-/// What an identifier is asked for by an option of the system.
-fn of_identifier(option: (c_int, c_int)) -> Option<c_int> {
+/// Of options that there are not, as rdma-core's library has it.
+const UNKNOWN: Errno = Errno(libc::ENOTSUP);
+
+/// What an identifier is asked for by an option of the system, and how many bytes its value has.
+fn of_identifier(option: (c_int, c_int)) -> Option<(c_int, usize)> {
     match option {
-        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => Some(RDMA_OPTION_ID_REUSEADDR),
-        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Some(RDMA_OPTION_ID_AFONLY),
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => Some((RDMA_OPTION_ID_REUSEADDR, 4)),
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => Some((RDMA_OPTION_ID_AFONLY, 4)),
+        (libc::IPPROTO_IP, libc::IP_TOS) => Some((RDMA_OPTION_ID_TOS, 1)),
         _ => None,
     }
 }
 
-fn ask_identifier(state: &State, option: (c_int, c_int), mut value: c_int) -> Result<(), Errno> {
-    let Some(name) = of_identifier(option) else { return Ok(()) };
+fn ask_identifier(state: &State, option: (c_int, c_int), value: c_int) -> Result<(), Errno> {
+    let Some((name, length)) = of_identifier(option) else { return Ok(()) };
+    // The lowest byte comes first.
+    let mut value = value.to_le();
     let at = (&raw mut value).cast();
-    // SAFETY: the identifier is the socket's; the option is an int.
-    system(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, 4) }).map(|_| ())
+    // SAFETY: the identifier is the socket's; the option has so many of the bytes of an int.
+    system(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, length) }).map(|_| ())
 }
 
 /// Asks a fresh identifier for what the program asked of the former.
@@ -91,7 +100,7 @@ fn set(state: &mut State, option: (c_int, c_int), value: c_int) -> Result<(), Er
         return Ok(());
     }
     if !REMEMBERED.contains(&option) {
-        return Err(Errno(libc::ENOPROTOOPT));
+        return Err(UNKNOWN);
     }
     ask_identifier(state, option, value)?;
     state.settings.remembered.insert(option, value);
@@ -113,6 +122,50 @@ fn linger(state: &State) -> libc::linger {
     }
 }
 
+/// What is said of congestion control, which is the adapter's: a name as long as the system's are.
+const CONGESTION: &[u8; 16] = b"rdma\0\0\0\0\0\0\0\0\0\0\0\0";
+
+/// The length of `struct tcp_info`, and where what is told of it lies (`linux/tcp.h`). There is no TCP: all
+/// else is 0, as of a connection that loses nothing.
+const TCP_INFO_BYTES: usize = 232;
+const TCPI_STATE: usize = 0;
+const TCPI_SND_MSS: usize = 16;
+const TCPI_SND_CWND: usize = 80;
+
+fn tcp_info(state: &State) -> Vec<u8> {
+    // The numbers of TCP's states, which the system has not for programs.
+    let [established, syn_sent, close, listen] = [1, 2, 7, 10];
+    let mut info = vec![0; TCP_INFO_BYTES];
+    info[TCPI_STATE] = match state.phase {
+        Phase::Connected => established,
+        Phase::Connecting => syn_sent,
+        Phase::Listening => listen,
+        Phase::Idle | Phase::Failed => close,
+    };
+    let sends = state.settings.sizes.sends;
+    for (at, value) in [(TCPI_SND_MSS, super::PIECE as u32), (TCPI_SND_CWND, sends)] {
+        info[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    info
+}
+
+/// An option that is no integer, and for how much of it there must be room.
+fn block(state: &mut State, option: (c_int, c_int)) -> Option<(Vec<u8>, usize)> {
+    match option {
+        (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            let libc::linger { l_onoff, l_linger } = linger(state);
+            let bytes = [l_onoff, l_linger].map(c_int::to_ne_bytes).concat();
+            Some((bytes, size_of::<libc::linger>()))
+        }
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => Some((CONGESTION.to_vec(), 0)),
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            state.progress();
+            Some((tcp_info(state), 0))
+        }
+        _ => None,
+    }
+}
+
 fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
     state.progress();
     match option {
@@ -126,7 +179,7 @@ fn get(state: &mut State, option: (c_int, c_int)) -> Result<c_int, Errno> {
         return Ok(*size as c_int);
     }
     if !REMEMBERED.contains(&option) {
-        return Err(Errno(libc::ENOPROTOOPT));
+        return Err(UNKNOWN);
     }
     let nodelay = c_int::from(option == (libc::IPPROTO_TCP, libc::TCP_NODELAY));
     Ok(state.settings.remembered.get(&option).copied().unwrap_or(nodelay))
@@ -159,6 +212,13 @@ entry! {
                         set_linger(&mut socket.lock(), &value);
                         return Ok(0);
                     }
+                    // Whatever algorithm is named: the adapter has its own.
+                    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION)
+                        && !value.is_null()
+                        && len > 0
+                    {
+                        return Ok(0);
+                    }
                     if value.is_null() || (len as usize) < int {
                         return Err(Errno::EINVAL);
                     }
@@ -186,12 +246,14 @@ entry! {
                 }
                 Some(socket) => {
                     let room = len.as_mut().ok_or(Errno::EFAULT)?;
-                    if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
-                        if value.is_null() || (*room as usize) < size_of::<libc::linger>() {
+                    let told = block(&mut socket.lock(), (level, name));
+                    if let Some((bytes, least)) = told {
+                        let length = bytes.len().min(*room as usize);
+                        if value.is_null() || length < least {
                             return Err(Errno::EINVAL);
                         }
-                        value.cast::<libc::linger>().write_unaligned(linger(&socket.lock()));
-                        *room = size_of::<libc::linger>() as socklen_t;
+                        value.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), length);
+                        *room = length as socklen_t;
                         return Ok(0);
                     }
                     if value.is_null() || (*room as usize) < size_of::<c_int>() {

@@ -187,6 +187,46 @@ static void strangers(void)
 	CHECK(rclose(listening) == 0);
 }
 
+/* What programs of TCP ask for, which is the adapter's affair. */
+static void options(void)
+{
+	struct sockaddr_in in;
+	struct tcp_info info;
+	struct pollfd fds = { .events = POLLOUT };
+	struct linger linger = { 1, 5 };
+	int listening, rs, peer, tos = 0x28, number;
+	socklen_t length = sizeof number;
+	char name[16];
+	listening = bound(&in);
+	CHECK((rs = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
+	CHECK(rsetsockopt(rs, IPPROTO_IP, IP_TOS, &tos, sizeof tos) == 0);
+	CHECK(rgetsockopt(rs, IPPROTO_IP, IP_TOS, &number, &length) == 0 && number == tos);
+	CHECK(rsetsockopt(rs, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3) == 0);
+	FAILS(rsetsockopt(rs, IPPROTO_TCP, TCP_CONGESTION, NULL, 3), EINVAL);
+	length = sizeof name;
+	CHECK(rgetsockopt(rs, IPPROTO_TCP, TCP_CONGESTION, name, &length) == 0);
+	CHECK(length == sizeof name && strcmp(name, "rdma") == 0);
+	memset(&info, 0xff, sizeof info);
+	length = sizeof info;
+	CHECK(rgetsockopt(rs, IPPROTO_TCP, TCP_INFO, &info, &length) == 0);
+	CHECK(length == sizeof info && info.tcpi_state == TCP_CLOSE && !info.tcpi_total_retrans);
+	CHECK(rfcntl(rs, F_SETFL, O_NONBLOCK) == 0);
+	FAILS(rconnect(rs, (struct sockaddr *)&in, sizeof in), EINPROGRESS);
+	CHECK((peer = raccept(listening, NULL, NULL)) > 2);
+	fds.fd = rs;
+	CHECK(rpoll(&fds, 1, 10000) == 1 && fds.revents == POLLOUT);
+	CHECK(rgetsockopt(rs, IPPROTO_TCP, TCP_INFO, &info, &length) == 0);
+	CHECK(info.tcpi_state == TCP_ESTABLISHED && info.tcpi_snd_cwnd && !info.tcpi_rtt);
+	length = 1;
+	CHECK(rgetsockopt(rs, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && length == 1);
+	CHECK(rsetsockopt(rs, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
+	length = sizeof linger;
+	CHECK(rgetsockopt(rs, SOL_SOCKET, SO_LINGER, &linger, &length) == 0 && linger.l_linger == 5);
+	length = 4;
+	FAILS(rgetsockopt(rs, SOL_SOCKET, SO_LINGER, &linger, &length), EINVAL);
+	CHECK(rclose(rs) == 0 && rclose(peer) == 0 && rclose(listening) == 0);
+}
+
 static void errors(void)
 {
 	struct sockaddr_in in;
@@ -209,7 +249,8 @@ static void errors(void)
 	FAILS(raccept(rs, NULL, NULL), EINVAL);
 	FAILS(rshutdown(rs, SHUT_WR), ENOTCONN);
 	FAILS(rbind(rs, loopback(&in, 0), 4), EINVAL);
-	FAILS(rsetsockopt(rs, SOL_SOCKET, 9999, &one, sizeof one), ENOPROTOOPT);
+	FAILS(rsetsockopt(rs, SOL_SOCKET, 9999, &one, sizeof one), ENOTSUP);
+	FAILS(rgetsockopt(rs, SOL_SOCKET, 9999, &number, &length), ENOTSUP);
 	FAILS(rgetpeername(rs, (struct sockaddr *)&in, &length), ENOTCONN);
 	CHECK(rgetsockopt(rs, IPPROTO_TCP, TCP_NODELAY, &number, &length) == 0 && number == 1);
 	CHECK(rsetsockopt(rs, IPPROTO_TCP, TCP_MAXSEG, &one, sizeof one) == 0);
@@ -222,6 +263,7 @@ static void errors(void)
 int main(void)
 {
 	errors();
+	options();
 	both_ways();
 	without_blocking();
 	mapped();
