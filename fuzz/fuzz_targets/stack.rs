@@ -215,13 +215,23 @@ impl Host {
     }
 
     fn arrive(&mut self, now: u64, frame: &[u8], checked: bool) {
-        let arrival = self.stack.handle_frame(now, &Frame { bytes: frame, checked });
+        self.arrive_by(frame, |stack| stack.handle_frame(now, &Frame { bytes: frame, checked }));
+    }
+
+    /// The frame that completes a handshake, and has more, comes twice; others do not.
+    fn arrive_by(&mut self, frame: &[u8], handle: impl Fn(&mut Stack) -> Arrival) {
+        let mut arrival = handle(&mut self.stack);
+        if arrival == Arrival::Again {
+            self.poll_events(true);
+            arrival = handle(&mut self.stack);
+            assert_ne!(arrival, Arrival::Again);
+        }
         self.take(arrival, frame);
     }
 
     fn take(&mut self, arrival: Arrival, frame: &[u8]) {
         match arrival {
-            Arrival::Nothing => {}
+            Arrival::Nothing | Arrival::Again => {}
             Arrival::Segment { connection, received, reassembled } => {
                 if reassembled {
                     SHARES.reach("reassembled");
@@ -325,8 +335,8 @@ impl World {
 
     fn carry(&mut self, from: usize, departure: &Departure, frame: Vec<u8>) {
         if departure.loops {
-            let arrival = self.hosts[from].stack.handle_looped(self.now, &frame);
-            self.hosts[from].take(arrival, &frame);
+            let now = self.now;
+            self.hosts[from].arrive_by(&frame, |stack| stack.handle_looped(now, &frame));
             self.hosts[from].poll_events(true);
         } else if self.link.len() < 64 {
             self.hosts[from].sent.clone_from(&frame);

@@ -36,7 +36,7 @@ typedef struct qpip_listener qpip_listener;
 
 /* Opens an adapter. `link`: "tap:NAME", "packet:INTERFACE", "xdp:INTERFACE", "ns:NAME",
  * "udp:ADDRESS:PORT" or "share:NAME"; NULL: what QUIPU_QPIP_LINK says. `addresses`: such as
- * "10.9.0.2/24,fd09::2/64"; NULL: what QUIPU_QPIP_ADDRESS says, or what the link gives. */
+ * "10.9.0.2/24,fd09::2/64", or "" for none but what the link gives; NULL: what QUIPU_QPIP_ADDRESS says. */
 qpip_adapter *qpip_open(const char *link, const char *addresses);
 
 /* Closes an adapter. EBUSY while it has objects, or memory that was allocated from it. */

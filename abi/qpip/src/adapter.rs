@@ -120,7 +120,8 @@ pub(crate) fn config(
         return Err(wrong(&missing));
     };
     if let Some(list) = addresses {
-        let read: Option<Vec<(IpAddr, u8)>> = list.split(',').map(parse_address).collect();
+        let named = list.split(',').filter(|_| !list.trim().is_empty());
+        let read: Option<Vec<(IpAddr, u8)>> = named.map(parse_address).collect();
         qpip.addresses = read.ok_or_else(|| {
             wrong(&format_args!(
                 "\"{list}\" is no list of addresses with the lengths of their prefixes; give one such as \

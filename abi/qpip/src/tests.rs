@@ -441,6 +441,11 @@ fn what_the_program_does_not_say_the_environment_does() {
     assert_eq!(read(Some(&link), None), Ok(from_environment));
     let given = (link.clone(), own("fd09::3/64"), gateways);
     assert_eq!(read(Some(&link), Some("fd09::3/64")), Ok(given));
+    // Empty: none, whatever the environment says.
+    for none in ["", " "] {
+        assert_eq!(read(Some(&link), Some(none)).map(|it| it.1), Ok(vec![]));
+    }
+    assert_eq!(read(Some(&link), Some(",")), Err(Errno::EINVAL));
     assert_eq!(read(None, None), Err(Errno::EINVAL));
     assert!(words().contains("it must be tap:NAME"), "{}", words());
 }

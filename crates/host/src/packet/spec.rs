@@ -99,7 +99,7 @@ const QUEUE: &str = "a queue has a number from 0 to 4095";
 const NAMESPACE: &str =
     "expected address=IP/PREFIX, mtu=OCTETS or station=XX:XX:XX:XX:XX:XX behind a comma";
 const ADDRESS: &str = "an address has a prefix, like 10.9.0.1/24 or fd09::1/64";
-const MTU: &str = "the MTU is a number from 1280 to 65535";
+const MTU: &str = "the MTU is a number from 1280 to 65521";
 const STATION: &str = "a station address is six octets like 02:00:00:00:00:01, and no group's";
 const BIND: &str = "expected an address and a port, like 192.0.2.1:4000 or [2001:db8::1]:4000";
 const UNSPECIFIED: &str = "expected the address by which others reach this host";
@@ -221,7 +221,7 @@ fn namespace<'a>(
         match part.split_once('=') {
             Some(("address", text)) => addresses.push(address(text)?),
             Some(("mtu", text)) if mtu.is_none() => {
-                let octets = text.parse().ok().filter(|mtu| (1280..=65_535).contains(mtu));
+                let octets = text.parse().ok().filter(|mtu| (1280..=65_521).contains(mtu));
                 mtu = Some(octets.ok_or(MTU)?);
             }
             Some(("station", text)) if station.is_none() => station = Some(text.parse()?),
@@ -342,7 +342,7 @@ mod tests {
             "xdp:eth1",
             "xdp:eth1,queue=3,station=02:00:00:00:00:0a",
             "ns:",
-            "ns:qp0,address=10.9.0.1/24,address=fd09::1/64,mtu=9000,station=02:00:00:00:00:0a",
+            "ns:qp0,address=10.9.0.1/24,address=fd09::1/64,mtu=65521,station=02:00:00:00:00:0a",
             "udp:127.0.0.1:4000",
             "udp:[::1]:0",
             "udp:[2001:db8::1]:4000,peer=fd00::2@[2001:db8::2]:4000,peer=fd00::3@[2001:db8::3]:1",
@@ -372,7 +372,7 @@ mod tests {
             ("ns:,address=10.9.0.1", ADDRESS),
             ("ns:,address=10.9.0.1/33", ADDRESS),
             ("ns:,mtu=1279", MTU),
-            ("ns:,mtu=65536", MTU),
+            ("ns:,mtu=65522", MTU),
             ("ns:,station=1", STATION),
             ("tap:a/b", NAME),
             ("tap:..", NAME),

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use quipu_host::packet::{self, PacketLink};
+use quipu_host::packet::{self, LinkSpec, PacketLink};
 
 use super::peer;
 use super::space::inside;
@@ -102,7 +102,10 @@ fn somebody() {
     drop(link);
     let output = Command::new(&words[0]).args(&words[1..]).arg("true").output().unwrap();
     assert!(!output.status.success());
-    let said = packet::open(&"ns:,mtu=65535".parse().unwrap()).err().unwrap().to_string();
+    // No text says so much, but a program may.
+    let (name, addresses) = Default::default();
+    let wide = LinkSpec::Namespace { name, addresses, mtu: Some(65_535), station: None };
+    let said = packet::open(&wide).err().unwrap().to_string();
     assert!(said.contains("setting up the TAP device in the user namespace"), "{said}");
     assert!(said.contains("choose an MTU"), "{said}");
 }

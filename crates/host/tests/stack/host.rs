@@ -131,25 +131,32 @@ impl Host {
         let now = self.now();
         self.stack.handle_timeout(now);
         let Self { link, stack, users, answers, reassembled, .. } = self;
-        link.receive(64, &mut |frame| match stack.handle_frame(now, frame) {
-            Arrival::Segment { connection, received, reassembled } => {
-                let user = users.entry(connection).or_default();
-                let bytes = if reassembled { stack.reassembled() } else { frame.bytes };
-                user.take(&Frame { bytes, ..*frame }, &received);
-                stack.set_receive_space(connection, ROOM);
+        link.receive(64, &mut |frame| {
+            let mut arrival = stack.handle_frame(now, frame);
+            // It has its room since its SYN came.
+            if arrival == Arrival::Again {
+                arrival = stack.handle_frame(now, frame);
             }
-            Arrival::Datagram(datagram) => {
-                let Datagram { from, payload, .. } = datagram;
-                let octets = match payload {
-                    Payload::Frame(range) => &frame.bytes[range],
-                    Payload::Reassembled => {
-                        reassembled.push(stack.reassembled().len());
-                        stack.reassembled()
-                    }
-                };
-                answers.push((from, octets.iter().map(|octet| u64::from(*octet)).sum()));
+            match arrival {
+                Arrival::Segment { connection, received, reassembled } => {
+                    let user = users.entry(connection).or_default();
+                    let bytes = if reassembled { stack.reassembled() } else { frame.bytes };
+                    user.take(&Frame { bytes, ..*frame }, &received);
+                    stack.set_receive_space(connection, ROOM);
+                }
+                Arrival::Datagram(datagram) => {
+                    let Datagram { from, payload, .. } = datagram;
+                    let octets = match payload {
+                        Payload::Frame(range) => &frame.bytes[range],
+                        Payload::Reassembled => {
+                            reassembled.push(stack.reassembled().len());
+                            stack.reassembled()
+                        }
+                    };
+                    answers.push((from, octets.iter().map(|octet| u64::from(*octet)).sum()));
+                }
+                Arrival::Nothing | Arrival::Again => {}
             }
-            Arrival::Nothing => {}
         })
         .unwrap();
         self.hear();

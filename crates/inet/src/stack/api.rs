@@ -79,8 +79,19 @@ pub enum Arrival {
         /// or, of a segment that has come in parts, of [`super::Stack::reassembled`].
         reassembled: bool,
     },
+    /// A segment has completed the handshake of a connection that came to a watched port, and brings more:
+    /// somebody is to be found for that, so events are to be polled; then the frame is to be handled once
+    /// more.
+    Again,
     /// A datagram.
     Datagram(Datagram),
+}
+
+impl Arrival {
+    /// Whether the frame has had its turn, and counts.
+    pub(super) fn is_last(&self) -> bool {
+        !matches!(self, Self::Again)
+    }
 }
 
 /// A datagram that has arrived.

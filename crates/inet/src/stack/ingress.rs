@@ -112,20 +112,22 @@ impl Stack {
     /// Takes a frame from the link. What it has brought must be taken out of it before it goes away.
     pub fn handle_frame(&mut self, now: u64, frame: &Frame<'_>) -> Arrival {
         self.now = now;
-        self.counters.received += 1;
-        let Some(below) = self.unframe(now, frame.bytes) else { return Arrival::Nothing };
-        self.arrive_ip(now, below, frame)
+        let below = self.unframe(now, frame.bytes);
+        let arrival = below.map_or(Arrival::Nothing, |below| self.arrive_ip(now, below, frame));
+        self.counters.received += u64::from(arrival.is_last());
+        arrival
     }
 
     /// Takes a frame of the stack's own, a [`Departure`](super::Departure) that loops, with its payload
     /// behind the headers. What it has brought must be taken out of it before it goes away.
     pub fn handle_looped(&mut self, now: u64, bytes: &[u8]) -> Arrival {
         self.now = now;
-        self.counters.looped += 1;
         let at = self.hardware.map_or(0, |_| ethernet::HEADER).min(bytes.len());
         // It was in nobody else's hands.
         let frame = Frame { bytes, checked: true };
-        self.arrive_ip(now, Below { at, station: None, to_station: true }, &frame)
+        let arrival = self.arrive_ip(now, Below { at, station: None, to_station: true }, &frame);
+        self.counters.looped += u64::from(arrival.is_last());
+        arrival
     }
 
     fn arrive_ip(&mut self, now: u64, below: Below, frame: &Frame<'_>) -> Arrival {

@@ -9,10 +9,11 @@ use quipu_wire::tcp::{Flags, Repr, SeqNumber};
 use super::connections::Marks;
 use super::demux::Key;
 use super::egress::Answer;
+use super::ingress::Packet;
 use super::ports::PortMap;
 use super::syns::Line;
 use super::wheel::Wheel;
-use super::{ListenError, ListenerId, Stack};
+use super::{Arrival, ListenError, ListenerId, Stack};
 use crate::tcp::{Config, Flow, Listener, Opening, initial_number, reset_for};
 
 /// A watched port.
@@ -247,6 +248,29 @@ impl Stack {
         }
         // The segment that brought a cookie back may have data, but nobody has posted a receive yet: it
         // comes again.
+    }
+
+    /// A segment that brings something has come to a connection that is half open. If it completes the
+    /// handshake it is to come again: whoever is to have the rest is found by events. Of one that came in
+    /// parts there is nothing then; its sender repeats it.
+    pub(super) fn complete(
+        &mut self,
+        now: u64,
+        index: u32,
+        packet: &Packet<'_>,
+        segment: &Repr,
+    ) -> Arrival {
+        let Some(connection) = self.connections.slot(index).connection.as_mut() else {
+            return Arrival::Nothing;
+        };
+        let drops = connection.counters().drops();
+        let stands = connection.complete(now, segment);
+        self.counters.note_drops(drops, connection.counters().drops());
+        if stands && packet.below.station.is_some() {
+            self.confirm(now, packet.source);
+        }
+        self.after(index);
+        if stands && packet.at.is_some() { Arrival::Again } else { Arrival::Nothing }
     }
 
     fn reply(&mut self, key: &Key, station: Option<Station>, header: Repr) {

@@ -300,6 +300,10 @@ impl Stack {
         let Some(connection) = self.connections.slot(index).connection.as_mut() else {
             return Arrival::Nothing;
         };
+        let brings = bytes.len() > header || segment.flags.has(Flags::FIN);
+        if brings && connection.waits_for_owner() {
+            return self.complete(now, index, packet, &segment);
+        }
         let (before, drops) = (connection.acknowledged(), connection.counters().drops());
         let spare = connection.spare();
         connection.set_spare(spare.min(self.spare.max(spare.saturating_sub(self.spare_rest))));

@@ -38,6 +38,26 @@ impl Connection {
         self.nothing()
     }
 
+    /// Whether nobody can have what a segment brings before the handshake is complete: until then it may be
+    /// anybody's who has come to the port.
+    pub(crate) fn waits_for_owner(&self) -> bool {
+        self.passive && self.state == State::SynReceived
+    }
+
+    /// Takes the acknowledgement of a segment that may complete the handshake (RFC 9293 3.10.7.4, fifth
+    /// check), and leaves what it brings. Whether it has: the segment is to be handled then.
+    pub(crate) fn complete(&mut self, now: u64, segment: &Repr) -> bool {
+        const LEFT: u8 = Flags::FIN.bits() | Flags::PSH.bits() | Flags::URG.bits();
+        let flags = Flags::from_bits(segment.flags.bits() & !LEFT);
+        let bare = Repr { flags, ..*segment };
+        if let Some(arrival) = self.check(now, &bare, &[], false) {
+            self.take(now, &bare, arrival);
+        }
+        let stands = self.state.is_synchronized();
+        self.counters.received += u64::from(!stands);
+        stands
+    }
+
     /// A segment that brings no payload.
     fn nothing(&self) -> Received {
         Received { placement: None, contiguous: self.stream_end() - FIRST, push: false }

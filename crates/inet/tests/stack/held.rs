@@ -1,6 +1,6 @@
 //! SYNs that meet nobody: they wait for a moment, in order, and take nothing from others.
 
-use quipu_inet::stack::{Event, ListenerId};
+use quipu_inet::stack::{Arrival, Event, Frame, ListenerId};
 use quipu_inet::tcp::{self, MILLISECOND, SECOND};
 use quipu_wire::tcp::{Flags, Options, Repr, SeqNumber, Timestamps};
 
@@ -351,4 +351,42 @@ fn a_syn_that_is_repeated_when_its_turn_has_come_is_answered_once() {
     assert_eq!(said, [SeqNumber(201)], "what it says now");
     net.hosts[1].poll_events();
     assert_eq!((net.hosts[1].accepted.len(), fates(&net)), (3, [2, 1, 1, 0]));
+}
+
+/// RFC 9293 3.10.7.4, fifth and seventh check: what completes the handshake may bring data. The user hears of
+/// the connection in between, which may not want it.
+#[test]
+fn what_completes_the_handshake_comes_again_if_it_brings_something() {
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    net.listen(1, 80, 4);
+    let frame = |segment: &Repr| Packet::new(ip(V6[0]), ip(V6[1])).segment(segment, b"hello");
+    for (port, wanted) in [(1, true), (2, false)] {
+        from_peer(&mut net, &syn(port, 0));
+        let said = answers(&mut net);
+        let answer = said.iter().find(|it| it.flags.has(Flags::SYN)).unwrap();
+        let flags = Flags::ACK | Flags::FIN;
+        let ack = Repr { flags, seq: answer.ack, ack: answer.seq + 1, ..syn(port, 0) };
+        let stranger = frame(&Repr { ack: ack.ack + 1, ..ack });
+        let own = frame(&ack);
+        let handle = |net: &mut Net, bytes: &[u8]| {
+            net.hosts[1].stack.handle_frame(net.now, &Frame { bytes, checked: false })
+        };
+        let before = counted(&net).received;
+        assert_eq!(handle(&mut net, &stranger), Arrival::Nothing);
+        assert_eq!(handle(&mut net, &own), Arrival::Again);
+        let connection = *net.hosts[1].accepted.last().unwrap();
+        net.hosts[1].poll_events();
+        assert!(net.hosts[1].knows(connection, tcp::Event::Connected));
+        if !wanted {
+            net.hosts[1].stack.release(connection);
+        }
+        let arrival = handle(&mut net, &own);
+        let placed = match &arrival {
+            Arrival::Segment { received, .. } => received.contiguous == 5,
+            _ => false,
+        };
+        assert_eq!((placed, counted(&net).received - before), (wanted, 2), "{arrival:?}");
+        net.hosts[1].poll_events();
+        assert_eq!(net.hosts[1].knows(connection, tcp::Event::PeerClosed(5)), wanted);
+    }
 }

@@ -200,10 +200,22 @@ impl Host {
         self.stack.set_receive_space(id, user.room);
     }
 
+    /// Takes a frame, which may have to be handled once more behind its events.
+    fn hear_all(&mut self, bytes: &[u8], mut handle: impl FnMut(&mut Stack) -> Arrival) -> Arrival {
+        let mut arrival = handle(&mut self.stack);
+        self.hear(&arrival, bytes);
+        if arrival == Arrival::Again {
+            arrival = handle(&mut self.stack);
+            assert_ne!(arrival, Arrival::Again, "once");
+            self.hear(&arrival, bytes);
+        }
+        arrival
+    }
+
     /// Takes what has come of a frame.
     fn hear(&mut self, arrival: &Arrival, bytes: &[u8]) {
         match arrival {
-            Arrival::Nothing => {}
+            Arrival::Nothing | Arrival::Again => {}
             Arrival::Segment { connection, received, reassembled } => {
                 let whole = reassembled.then(|| self.stack.reassembled().to_vec());
                 self.take(*connection, received, whole.as_deref().unwrap_or(bytes));
@@ -416,8 +428,9 @@ impl Net {
 
     fn carry(&mut self, from: usize, departure: &Departure, mut frame: Vec<u8>) {
         if departure.loops {
-            let arrival = self.hosts[from].stack.handle_looped(self.now, &frame);
-            return self.hosts[from].hear(&arrival, &frame);
+            let (now, host) = (self.now, &mut self.hosts[from]);
+            host.hear_all(&frame, |stack| stack.handle_looped(now, &frame));
+            return;
         }
         if let Some(checksum) = departure.checksum {
             Stack::seal(&mut frame, checksum);
@@ -467,10 +480,9 @@ impl Net {
 
     /// A frame comes to a host.
     pub fn arrive(&mut self, to: usize, bytes: &[u8], checked: bool) -> Arrival {
-        let host = &mut self.hosts[to];
-        let arrival = host.stack.handle_frame(self.now, &Frame { bytes, checked });
-        host.hear(&arrival, bytes);
-        arrival
+        let now = self.now;
+        let frame = Frame { bytes, checked };
+        self.hosts[to].hear_all(bytes, |stack| stack.handle_frame(now, &frame))
     }
 
     /// The next instant, if it is not after `end`; false if nothing will ever happen.

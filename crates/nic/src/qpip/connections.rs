@@ -311,6 +311,8 @@ impl<P: Probe> Adapter<P> {
     /// A connection stands that has no queue pair: it gets the next idle one, or waits for one.
     fn mate(&mut self, listener: ListenerId, connection: TcpId) {
         let Some(inet) = &mut self.hub.inet else { return };
+        // Its SYN-ACK may have offered what the next queue pair has posted; another may have come first.
+        inet.stack.set_receive_space(connection, 0);
         let Some(watch) = inet.watch(listener) else { return inet.forget(connection) };
         if watch.deferred && watch.requests < watch.backlog {
             watch.requests += 1;

@@ -4,7 +4,7 @@
 //! that no receive is there for are kept. In message mode the place is known when everything before it is
 //! here; until then TCP keeps it.
 
-use quipu_inet::stack::{Arrival, Frame};
+use quipu_inet::stack::{Arrival, Frame, Stack};
 use quipu_inet::tcp::{Mode, Received};
 
 use crate::adapter::{Adapter, Hub};
@@ -26,25 +26,35 @@ impl<P: Probe> Adapter<P> {
     pub fn handle_frame(&mut self, now: Time, frame: &Frame<'_>) {
         self.hub.now = now;
         self.hub.probe.stage(Stage::Media, frame.bytes.len());
-        let Some(inet) = &mut self.hub.inet else { return };
-        let arrival = inet.stack.handle_frame(now.0, frame);
-        self.take_arrival(arrival, frame.bytes);
+        self.take_arrivals(frame.bytes, |stack| stack.handle_frame(now.0, frame));
     }
 
     /// Takes a frame of its own that is for one of its own addresses.
     pub(crate) fn take_looped(&mut self, now: Time, bytes: &[u8]) {
         self.hub.probe.looped(bytes);
         self.hub.probe.stage(Stage::Media, bytes.len());
-        let Some(inet) = &mut self.hub.inet else { return };
-        let arrival = inet.stack.handle_looped(now.0, bytes);
-        self.take_arrival(arrival, bytes);
+        self.take_arrivals(bytes, |stack| stack.handle_looped(now.0, bytes));
+    }
+
+    /// Takes a frame, which may be the first word of a connection and more: then a queue pair is found in
+    /// between.
+    fn take_arrivals(&mut self, frame: &[u8], mut handle: impl FnMut(&mut Stack) -> Arrival) {
+        for _ in 0..2 {
+            let Some(inet) = &mut self.hub.inet else { return };
+            let arrival = handle(&mut inet.stack);
+            let last = !matches!(arrival, Arrival::Again);
+            self.take_arrival(arrival, frame);
+            if last {
+                break;
+            }
+        }
     }
 
     fn take_arrival(&mut self, arrival: Arrival, frame: &[u8]) {
         self.hub.probe.stage(Stage::Parse, 0);
         let Some(inet) = &mut self.hub.inet else { return };
         match arrival {
-            Arrival::Nothing => {}
+            Arrival::Nothing | Arrival::Again => {}
             Arrival::Segment { connection, received, reassembled } => {
                 let owner = inet.owner(connection);
                 // Rare, and the stack's buffer cannot be lent while memory is written.

@@ -93,10 +93,6 @@ impl<P: Probe> Adapter<P> {
         hub.probe.stage(Stage::Headers, departure.headers);
         let owner = departure.of.and_then(|connection| inet.owner(connection));
         let range = departure.payload.clone();
-        if let (Some(connection), Some(Owner::Listener(_))) = (departure.of, owner) {
-            // Its SYN-ACK has offered what an idle queue pair has posted, but it has none yet.
-            inet.stack.set_receive_space(connection, 0);
-        }
         if range.is_empty() {
             return hub.dispatch(&departure, out);
         }

@@ -1,6 +1,10 @@
 //! Peers that come a moment too early: while no queue pair is idle.
 
-use super::net::{MILLISECOND, Net, pattern};
+use std::net::{IpAddr, SocketAddr};
+
+use quipu_wire::tcp::{Flags, Repr, SeqNumber};
+
+use super::net::{MILLISECOND, Net, pattern, segment_to_host_1, v6};
 use super::*;
 
 fn settings(mode: Mode) -> TcpSettings {
@@ -89,4 +93,96 @@ fn who_is_the_next_has_room_from_the_first_word_on() {
     net.run_for(net.delay + net.delay / 2);
     let stands = |client: &&QpId| net.state(0, **client) == QpState::Rts;
     assert_eq!(clients.iter().filter(stands).collect::<Vec<_>>(), [&clients[0]]);
+}
+
+/// What a peer says to host 1 that is played by hand, its SYN answered: the first segment, that answers ours.
+fn half_open(net: &mut Net) -> Repr {
+    let SocketAddr::V6(from) = net.address(0, 4000) else { unreachable!() };
+    net.keep = true;
+    net.filter = Some(Box::new(|to, _| to != 0));
+    let syn = Repr {
+        source: from.port(),
+        destination: 9000,
+        seq: SeqNumber(1000),
+        flags: Flags::SYN,
+        window: u16::MAX,
+        ..Repr::default()
+    };
+    net.inject(1, &segment_to_host_1(*from.ip(), &syn, &[]));
+    net.run_for(0);
+    let (answer, _) = Repr::parse(&net.sent[1].last().unwrap()[40..]).unwrap();
+    assert_eq!(answer.flags, Flags::SYN | Flags::ACK);
+    Repr { seq: syn.seq + 1, ack: answer.seq + 1, flags: Flags::ACK, ..syn }
+}
+
+/// A queue pair of host 1, offered, whose receives have 64 octets and as many again.
+fn offered(net: &mut Net, mode: Mode) -> QpId {
+    let listener = net.listen(1, 9000, &settings(mode));
+    let (server, sink) = (net.qp(1, QpType::Tcp), net.buffer(1, 128));
+    net.recv(1, server, 1, &[sink.sge(0, 64)]);
+    net.recv(1, server, 2, &[sink.sge(64, 64)]);
+    net.offer(1, listener, server).unwrap();
+    server
+}
+
+fn say(net: &mut Net, segment: &Repr, payload: &[u8]) {
+    let IpAddr::V6(from) = v6(0) else { unreachable!() };
+    net.inject(1, &segment_to_host_1(from, segment, payload));
+    net.run_for(0);
+}
+
+/// RFC 9293 3.10.7.4: what acknowledges the SYN may have data with it, and the end of them. It has if a peer
+/// delays its first acknowledgement, or if that was lost.
+#[test]
+fn what_comes_with_the_acknowledgement_of_the_syn_is_taken() {
+    for mode in MODES {
+        for fin in [Flags::NONE, Flags::FIN] {
+            let mut net = Net::new();
+            let server = offered(&mut net, mode);
+            let ack = half_open(&mut net);
+            let said = Repr { flags: ack.flags | Flags::PSH | fin, ..ack };
+            say(&mut net, &said, &pattern(1, 64));
+            assert_eq!(brief(&net.poll(1)), [(1, WcStatus::Success, 64)]);
+            let ended = fin != Flags::NONE;
+            let changes = [TcpChange::Connected, TcpChange::PeerClosed].map(|it| (server, it));
+            assert_eq!(net.changes(1), changes[..1 + usize::from(ended)]);
+            let (answer, _) = Repr::parse(&net.sent[1].last().unwrap()[40..]).unwrap();
+            assert_eq!(answer.ack, ack.seq + 64 + u32::from(ended));
+            let counters = *net.adapter(1).inet().unwrap().counters();
+            assert_eq!((counters.received, counters.tcp_no_room), (2, 0), "each counts once");
+            assert_eq!(net.adapter(1).tcp_counters(server).unwrap().received, 1);
+        }
+    }
+}
+
+/// What completes the handshake need not be the next: what is before it was lost, or is late.
+#[test]
+fn what_comes_behind_a_gap_may_acknowledge_the_syn() {
+    for mode in MODES {
+        let mut net = Net::new();
+        offered(&mut net, mode);
+        let ack = half_open(&mut net);
+        let said = Repr { flags: ack.flags | Flags::PSH, ..ack };
+        say(&mut net, &Repr { seq: ack.seq + 64, ..said }, &pattern(2, 64));
+        assert_eq!(brief(&net.poll(1)), []);
+        say(&mut net, &said, &pattern(1, 64));
+        let done = [(1, WcStatus::Success, 64), (2, WcStatus::Success, 64)];
+        assert_eq!(brief(&net.poll(1)), done);
+    }
+}
+
+/// A queue pair that is gone leaves nobody who could take it: it comes again.
+#[test]
+fn what_comes_with_the_acknowledgement_waits_if_the_queue_pair_is_gone() {
+    for mode in MODES {
+        let mut net = Net::new();
+        let server = offered(&mut net, mode);
+        let ack = half_open(&mut net);
+        net.to(1, server, QpState::Reset).unwrap();
+        let said = Repr { flags: ack.flags | Flags::PSH, ..ack };
+        say(&mut net, &said, &pattern(1, 64));
+        let (answer, _) = Repr::parse(&net.sent[1].last().unwrap()[40..]).unwrap();
+        assert_eq!((answer.flags, answer.ack), (Flags::ACK, ack.seq));
+        assert_eq!(net.changes(1), []);
+    }
 }

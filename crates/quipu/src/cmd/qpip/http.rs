@@ -288,15 +288,27 @@ fn is_authority(text: &str) -> bool {
 
 /// A range that can be served. Others are ignored, as they may be (RFC 9110 section 14.2).
 fn part(value: &str) -> Option<Part> {
-    let (first, last) = value.strip_prefix("bytes=")?.split_once('-')?;
-    match (first.trim(), last.trim()) {
-        ("", count) => Some(Part::Last(count.parse().ok()?)),
-        (first, "") => Some(Part::From(first.parse().ok()?, None)),
+    let (unit, ranges) = value.split_once('=')?;
+    // A list may have empty elements (RFC 9110 section 5.6.1.2).
+    let blank = [' ', '\t'];
+    let mut ranges = ranges.split(',').map(|it| it.trim_matches(blank)).filter(|it| !it.is_empty());
+    let (Some(range), None) = (ranges.next(), ranges.next()) else { return None };
+    let (first, last) = range.split_once('-').filter(|_| unit.eq_ignore_ascii_case("bytes"))?;
+    match (first, last) {
+        ("", count) => Some(Part::Last(number(count)?)),
+        (first, "") => Some(Part::From(number(first)?, None)),
         (first, last) => {
-            let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+            let (first, last) = (number(first)?, number(last)?);
             (first <= last).then_some(Part::From(first, Some(last)))
         }
     }
+}
+
+/// A number of decimal digits; one that is larger than any file is as good as the largest (RFC 9110 section
+/// 14.1.2).
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
 /// The path of a target (RFC 9112 section 3.2), decoded and made plain.

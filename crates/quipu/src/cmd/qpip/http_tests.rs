@@ -197,7 +197,28 @@ fn a_part_is_what_there_is_of_it() {
     assert_eq!(part("bytes=-0").unwrap().of(10), None);
     assert_eq!(part("bytes=10-").unwrap().of(10), None);
     assert_eq!(part("bytes=0-18446744073709551615").unwrap().of(10), Some(0..10));
-    for ignored in ["bytes=5-4", "bytes=1-2,4-5", "lines=1-2", "bytes=a-", "bytes=-"] {
+    // However the unit is written, whatever blanks and empty elements the list has, and however large.
+    for same in ["Bytes=5-7", "BYTES=5-7", "bytes= 5-7", "bytes=5-7 ,", "bytes=, \t,5-7\t, "] {
+        assert_eq!(part(same), Some(Part::From(5, Some(7))), "{same}");
+    }
+    let huge = "99999999999999999999999";
+    assert_eq!(part(&format!("bytes=0-{huge}")).unwrap().of(10), Some(0..10));
+    assert_eq!(part(&format!("bytes=-{huge}")).unwrap().of(10), Some(0..10));
+    assert_eq!(part(&format!("bytes={huge}-")).unwrap().of(10), None);
+    assert_eq!(part(&format!("bytes={huge}-{huge}")).unwrap().of(10), None);
+    for ignored in [
+        "bytes=5-4",
+        "bytes=1-2,4-5",
+        "lines=1-2",
+        "bytes=a-",
+        "bytes=-",
+        "bytes=",
+        "bytes=,",
+        "bytes=+1-2",
+        "bytes=1 - 2",
+        "bytes =1-2",
+        "bytes",
+    ] {
         assert_eq!(part(ignored), None, "{ignored}");
     }
 }

@@ -96,7 +96,7 @@ pub(crate) struct LinkOptions {
     address: Vec<(IpAddr, u8)>,
     /// Who forwards to hosts that are not neighbours. May be given several times.
     #[arg(long, short, env = "QUIPU_QPIP_GATEWAY", value_name = "ADDRESS", value_delimiter = ',',
-          value_parser = trimmed::<IpAddr>)]
+          value_parser = peer_address)]
     gateway: Vec<IpAddr>,
     #[command(flatten)]
     capture: PcapOptions,
@@ -107,6 +107,17 @@ fn address(text: &str) -> Result<(IpAddr, u8), String> {
         "give an address that one station can have, with the length of its prefix, such as 10.9.0.2/24 or \
          fd09::2/64"
             .into()
+    })
+}
+
+/// The address of somebody else. What the kernel's tools print may name an interface behind it.
+fn peer_address(text: &str) -> Result<IpAddr, String> {
+    let text = text.trim();
+    text.parse().map_err(|error: std::net::AddrParseError| match text.split_once('%') {
+        Some((address, zone)) if address.parse::<IpAddr>().is_ok() => {
+            format!("leave \"%{zone}\" out: the adapter has one link")
+        }
+        _ => error.to_string(),
     })
 }
 
@@ -323,6 +334,13 @@ mod tests {
             [["--link", "carrier:pigeon"], ["--address", "10.9.0.2"], ["--address", "::1/64"]]
         {
             assert!(Line::try_parse_from(["x"].into_iter().chain(bad)).is_err(), "{bad:?}");
+        }
+        for zone in ["fe80::1%qp0", "fe80::1%2"] {
+            let said = peer_address(zone).unwrap_err();
+            assert!(said.starts_with("leave \"%") && said.contains(&zone[7..]), "{said}");
+        }
+        for bad in ["%qp0", "fe80::1:%qp0", "a%b"] {
+            assert_eq!(peer_address(bad).unwrap_err(), "invalid IP address syntax");
         }
         let missing = Line::try_parse_from(["x"]).unwrap().link.open().unwrap_err();
         assert!(missing.to_string().contains("--link"));

@@ -22,7 +22,8 @@ pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
     /// The server's address.
-    #[arg(value_name = "SERVER", required_unless_present = "listen", requires = "port")]
+    #[arg(value_name = "SERVER", required_unless_present = "listen", requires = "port",
+          value_parser = super::peer_address)]
     server: Option<IpAddr>,
     /// Its TCP port.
     #[arg(value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
@@ -263,6 +264,8 @@ mod tests {
         let line = |words: &[&str]| Line::try_parse_from([&["nc"], words].concat());
         let client = line(&["10.9.0.1", "7"]).unwrap().options;
         assert_eq!((client.server, client.port), (Some([10, 9, 0, 1].into()), Some(7)));
+        let zone = line(&["fe80::1%qp0", "7"]).err().unwrap().to_string();
+        assert!(zone.contains("leave \"%qp0\" out"), "{zone}");
         assert_eq!(line(&["-l", "7"]).unwrap().options.listen, Some(7));
         for bad in [&[] as &[&str], &["10.9.0.1"], &["10.9.0.1", "0"], &["-l", "7", "::1", "7"]] {
             assert!(line(bad).is_err(), "{bad:?}");

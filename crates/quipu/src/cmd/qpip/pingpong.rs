@@ -25,7 +25,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     pub(super) link: LinkOptions,
     /// The server's address; without one, be the server, which sends everything back.
-    #[arg(value_name = "SERVER")]
+    #[arg(value_name = "SERVER", value_parser = super::peer_address)]
     server: Option<IpAddr>,
     /// The port, of TCP and of UDP; a server takes one that is free in place of 0.
     #[arg(long, short, default_value_t = 5002, value_name = "PORT")]

@@ -23,7 +23,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
     /// Send to the receiver at this address.
-    #[arg(long, short, group = "role", value_name = "ADDRESS")]
+    #[arg(long, short, group = "role", value_name = "ADDRESS", value_parser = super::peer_address)]
     transmit: Option<IpAddr>,
     /// Receive from one sender.
     #[arg(long, short, group = "role")]

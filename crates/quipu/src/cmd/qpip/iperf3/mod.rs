@@ -33,7 +33,7 @@ pub(crate) struct Options {
     #[arg(long, short, group = "role")]
     server: bool,
     /// Be a client of the server at this address.
-    #[arg(long, short, group = "role", value_name = "ADDRESS")]
+    #[arg(long, short, group = "role", value_name = "ADDRESS", value_parser = super::peer_address)]
     client: Option<IpAddr>,
     /// The TCP port.
     #[arg(long, short, default_value_t = 5201, value_name = "PORT")]
