@@ -112,8 +112,8 @@ fn link_of(qp: &Qp) -> Option<(&ChannelPath, LinkId)> {
 }
 
 /// Whether a long read would be executed directly as soon as the reads before it are answered, for which it
-/// waits then: if the peer were asked for it, it would be for all behind it too, as long as the program always
-/// has some outstanding.
+/// waits then: if the peer were asked for it, it would be for all behind it too, as long as the program has
+/// some outstanding.
 pub(super) fn waits_for_answers<P>(qp: &Qp, hub: &Hub<P>, wqe: &SendWqe) -> bool {
     let requester = &qp.requester;
     let outstanding = requester.started.wrapping_sub(requester.acked);

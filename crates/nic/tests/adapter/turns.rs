@@ -106,8 +106,8 @@ fn one_ring_moves_about_a_megabyte() {
     }
 }
 
-/// A read that cannot go directly, just once, is asked for. Those behind it wait for the answer and go directly
-/// then: asked for too, they would have the next ones asked for, and so on.
+/// A read that cannot go directly, just once, is asked for. Those behind it wait for the answer and go
+/// directly then: asked for too, they would have the next ones asked for, and so on.
 #[test]
 fn a_peer_that_was_asked_for_a_read_is_not_asked_for_all_that_follow() {
     let (mut pair, [[here_qp, _], _]) = two_pairs();
