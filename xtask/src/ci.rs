@@ -41,7 +41,9 @@ const STEPS: [Step; 15] = [
     ("licences", "cargo deny check", licences),
     ("fuzz", "every fuzz target, 50000 inputs", fuzz_targets),
     ("stage", "release build", || stage::run().map(|_| one(()))),
-    ("symbols", "the libraries' symbols", || matrix::check(&Staged::places().lib).map(one)),
+    ("symbols", "the symbols of the staged libraries", || {
+        matrix::check(&Staged::places().lib).map(one)
+    }),
     ("man", "cargo xtask man --check", || man::run(true).map(one)),
     ("sim", "quipu sim, 2000 seeds, each twice", sim),
     ("one-host", "client programs, two processes on one host", || client_programs(Hosts::One)),

@@ -84,6 +84,7 @@ pub fn run(args: &[String]) -> Result<()> {
 pub(crate) fn check(folder: &Path) -> Result<()> {
     LIBRARIES.iter().try_for_each(|library| {
         let file = folder.join(format!("lib{}.so.1", library.name));
+        ensure!(file.exists(), "{} is not there: run `cargo xtask stage`", file.display());
         one(library, &crate::root(), true, Some(file))
     })
 }

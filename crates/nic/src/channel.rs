@@ -125,6 +125,8 @@ pub(crate) struct ChannelPath {
     pub(crate) front_done: u32,
     /// Bytes of the request at `sq.next` that were moved directly.
     pub(crate) direct_done: u32,
+    /// The kernel has refused to move bytes that the peer grants: it is asked for those.
+    pub(crate) barred: bool,
     /// Whether the peer is offered requests.
     pub(crate) offers: Offers,
     pub(crate) linger: Linger,
@@ -163,6 +165,7 @@ impl ChannelPath {
             handed: None,
             front_done: 0,
             direct_done: 0,
+            barred: false,
             offers: Offers::default(),
             linger: Linger::default(),
             told: 0,

@@ -155,7 +155,6 @@ impl<P: Probe> Adapter<P> {
     #[inline]
     pub fn progress(&mut self, now: Time) -> bool {
         self.hub.now = now;
-        self.hub.moved_at_once = 0;
         self.settle_taken();
         let mut busy = self.answer_bells();
         let mut index = 0;
@@ -178,6 +177,7 @@ impl<P: Probe> Adapter<P> {
         if !self.hub.endings.is_empty() {
             busy |= self.finish_endings();
         }
+        self.hub.moved_at_once = 0;
         busy
     }
 

@@ -288,7 +288,7 @@ impl Checker {
         cq.due += 1;
         if cq.due > cq.cqe {
             let what = format!(
-                "{} completions may come to a completion queue of {} entries",
+                "{} completions may come to a completion queue of which {} entries were asked for",
                 cq.due, cq.cqe
             );
             self.report_once(Kind::CqTooSmall, id.0, what, Vec::new());

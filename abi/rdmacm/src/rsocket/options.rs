@@ -53,8 +53,8 @@ fn of_identifier(option: (c_int, c_int)) -> Option<(c_int, usize)> {
 
 fn ask_identifier(state: &State, option: (c_int, c_int), value: c_int) -> Result<(), Errno> {
     let Some((name, length)) = of_identifier(option) else { return Ok(()) };
-    // The lowest byte comes first.
-    let mut value = value.to_le();
+    // Of a value of one byte the lowest.
+    let mut value = if length == 1 { value.to_le() } else { value };
     let at = (&raw mut value).cast();
     // SAFETY: the identifier is the socket's; the option has so many of the bytes of an int.
     system(unsafe { rdma_set_option(state.id, RDMA_OPTION_ID, name, at, length) }).map(|_| ())
@@ -219,10 +219,16 @@ entry! {
                     {
                         return Ok(0);
                     }
-                    if value.is_null() || (len as usize) < int {
+                    // One byte will do, as for the system.
+                    let byte = (level, name) == (libc::IPPROTO_IP, libc::IP_TOS)
+                        && (1..int).contains(&(len as usize));
+                    if value.is_null() || !byte && (len as usize) < int {
                         return Err(Errno::EINVAL);
                     }
-                    let value = value.cast::<c_int>().read_unaligned();
+                    let value = match byte {
+                        true => c_int::from(value.cast::<u8>().read()),
+                        false => value.cast::<c_int>().read_unaligned(),
+                    };
                     set(&mut socket.lock(), (level, name), value)?;
                     Ok(0)
                 }

@@ -197,10 +197,15 @@ static void options(void)
 	int listening, rs, peer, tos = 0x28, number;
 	socklen_t length = sizeof number;
 	char name[16];
+	unsigned char byte;
 	listening = bound(&in);
 	CHECK((rs = rsocket(AF_INET, SOCK_STREAM, 0)) > 2);
 	CHECK(rsetsockopt(rs, IPPROTO_IP, IP_TOS, &tos, sizeof tos) == 0);
 	CHECK(rgetsockopt(rs, IPPROTO_IP, IP_TOS, &number, &length) == 0 && number == tos);
+	byte = 0x10;
+	CHECK(rsetsockopt(rs, IPPROTO_IP, IP_TOS, &byte, 1) == 0);
+	CHECK(rgetsockopt(rs, IPPROTO_IP, IP_TOS, &number, &length) == 0 && number == 0x10);
+	FAILS(rsetsockopt(rs, IPPROTO_IP, IP_TOS, &byte, 0), EINVAL);
 	CHECK(rsetsockopt(rs, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3) == 0);
 	FAILS(rsetsockopt(rs, IPPROTO_TCP, TCP_CONGESTION, NULL, 3), EINVAL);
 	length = sizeof name;

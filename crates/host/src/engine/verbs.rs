@@ -20,13 +20,18 @@ use crate::error::EngineError;
 /// that size, and finds out what does not fit.
 const LEAST_ENTRIES: u32 = 16;
 
-/// How many entries a completion queue gets of which `cqe` are asked for: more, as adapters of hardware
+/// How many entries a new completion queue gets of which `cqe` are asked for: more, as adapters of hardware
 /// round up, and programs that ask for too few have never heard of it. What is out of range stays so.
-fn entries(cqe: u32, least: u32, most: u32) -> u32 {
+fn entries(cqe: u32, most: u32) -> u32 {
     if cqe == 0 || cqe >= most {
         return cqe;
     }
-    (cqe + 1).next_power_of_two().max(least).min(most)
+    rounded(cqe + 1, most).max(LEAST_ENTRIES).min(most)
+}
+
+/// The same where its size is changed: who asks for the size that it has keeps it.
+fn rounded(cqe: u32, most: u32) -> u32 {
+    if cqe == 0 || cqe >= most { cqe } else { cqe.next_power_of_two().min(most) }
 }
 
 impl Engine {
@@ -75,7 +80,7 @@ impl Engine {
         if let Some(channel) = channel {
             core.events.channel_fd(channel)?;
         }
-        let granted = entries(cqe, LEAST_ENTRIES, core.adapter.config().max_cqe);
+        let granted = entries(cqe, core.adapter.config().max_cqe);
         let (cq, size) = core.adapter.create_cq(granted, channel, cookie)?;
         core.events.add_object(Object::Cq(cq), context, channel);
         if let Some(strict) = &mut core.strict {
@@ -95,7 +100,7 @@ impl Engine {
     /// A size out of range, or below what the queue holds.
     pub fn resize_cq(&self, cq: CqId, cqe: u32) -> Result<u32, EngineError> {
         let mut core = self.enter_for_cq(Call::ResizeCq, cq)?;
-        let granted = entries(cqe, 0, core.adapter.config().max_cqe);
+        let granted = rounded(cqe, core.adapter.config().max_cqe);
         let size = core.adapter.resize_cq(cq, granted)?;
         if let Some(strict) = &mut core.strict {
             strict.checker.cq_sized(cq, cqe);

@@ -124,6 +124,12 @@ pub(super) fn waits_for_answers<P>(qp: &Qp, hub: &Hub<P>, wqe: &SendWqe) -> bool
     let Some(target) = Target::of(&wqe.op, wqe.length).filter(|it| !it.is_write()) else {
         return false;
     };
+    let barred = matches!(&qp.path, Path::Channel(path) if path.barred);
+    !barred && is_granted(qp, hub, target)
+}
+
+/// Whether the peer lets this side into its memory for a request.
+fn is_granted<P>(qp: &Qp, hub: &Hub<P>, target: Target) -> bool {
     let state = |(path, link)| Some((path, hub.links.get(link)?));
     let near = link_of(qp).and_then(state);
     near.is_some_and(|(path, state)| target.reach(path, state, |_, _| Some(())).is_some())
@@ -268,7 +274,12 @@ pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Op
     if !gathered {
         return Some(Step::Failed(WcStatus::LocProtErr));
     }
+    let barred = moved.is_none() && is_granted(qp, hub, target);
+    if let Path::Channel(path) = &mut qp.path {
+        path.barred = barred;
+    }
     moved?;
+    hub.moved_at_once += u64::from(len);
     hub.probe.stage(Stage::GetData, len as usize);
     end(qp, hub, wqe, done + len);
     Some(Step::Moved(len))

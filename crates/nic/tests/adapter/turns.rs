@@ -106,11 +106,16 @@ fn one_ring_moves_about_a_megabyte() {
     }
 }
 
+/// Reads that host 1 was asked for.
+fn reads_served(pair: &Pair) -> u64 {
+    pair.hosts[1].adapter.queue_pairs().map(|qp| qp.counters.responder.reads).sum()
+}
+
 /// A read that cannot go directly, just once, is asked for. Those behind it wait for the answer and go
 /// directly then: asked for too, they would have the next ones asked for, and so on.
 #[test]
 fn a_peer_that_was_asked_for_a_read_is_not_asked_for_all_that_follow() {
-    let (mut pair, [[here_qp, _], _]) = two_pairs();
+    let (mut pair, [[here_qp, there_qp], _]) = two_pairs();
     let (here, there) = (pair.buffer(0, 4 * MIB), pair.buffer_with(1, 4 * MIB, ALL_ACCESS));
     let bytes = pattern(4 * MIB);
     there.fill(0, &bytes);
@@ -118,16 +123,38 @@ fn a_peer_that_was_asked_for_a_read_is_not_asked_for_all_that_follow() {
         let op = SendOp::Read { addr: there.addr() + (part * MIB) as u64, rkey: there.key() };
         pair.send(0, here_qp, part as u64, op, &[here.sge(part * MIB, MIB)]);
     };
-    let known = std::mem::take(&mut *pair.memory.0.lock().unwrap());
+    // As where the peer has not begun to receive yet.
+    let grant = |pair: &mut Pair, access| {
+        let attr = QpAttr { access, ..QpAttr::default() };
+        let adapter = &mut pair.hosts[1].adapter;
+        adapter.modify_qp(pair.now, there_qp, &attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+    };
+    grant(&mut pair, mem::Access::empty());
     read(&mut pair, 0);
-    *pair.memory.0.lock().unwrap() = known;
+    grant(&mut pair, ALL_ACCESS);
     (1..4).for_each(|part| read(&mut pair, part));
     pair.run();
     assert_eq!(pair.polled(0), [0, 1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success)));
     assert!(here.bytes(0, 4 * MIB) == bytes);
-    let served: u64 =
-        pair.hosts[1].adapter.queue_pairs().map(|qp| qp.counters.responder.reads).sum();
-    assert_eq!(served, 1);
+    assert_eq!(reads_served(&pair), 1);
+}
+
+/// Where the kernel lets nobody in there is nothing to wait for.
+#[test]
+fn reads_of_what_the_kernel_shows_nobody_are_asked_for_together() {
+    let (mut pair, [[here_qp, _], _]) = two_pairs();
+    const LEN: usize = 20_000;
+    let (here, there) = (pair.buffer(0, LEN), pair.buffer_with(1, LEN, ALL_ACCESS));
+    pair.memory.0.lock().unwrap().clear();
+    for wr_id in 0..3 {
+        let op = SendOp::Read { addr: there.addr(), rkey: there.key() };
+        pair.send(0, here_qp, wr_id, op, &[here.sge(0, LEN)]);
+    }
+    // The one that asks sees no answer meanwhile.
+    (0..100).for_each(|_| _ = pair.hosts[1].adapter.progress(pair.now));
+    assert_eq!(reads_served(&pair), 3);
+    pair.run();
+    assert_eq!(pair.polled(0), [0, 1, 2].map(|wr_id| (wr_id, WcStatus::Success)));
 }
 
 /// What completes while it is being posted is found by polls that look at nothing else.
