@@ -25,7 +25,7 @@ int main(void)
 	const char *text = "quipu";
 	struct pollfd fds = { .events = POLLOUT };
 	char byte;
-	int sock;
+	int sock, stands;
 
 	/* What could go wrong is that the adapter waits for itself. */
 	alarm(30);
@@ -37,10 +37,12 @@ int main(void)
 	CHECK((sock = socket(AF_INET, SOCK_STREAM, 0)) > 2);
 	/* As redis-cli does: it asks again what has become of it. librspreload takes an error for a sign to leave. */
 	CHECK(fcntl(sock, F_SETFL, O_NONBLOCK) == 0);
-	FAILS(connect(sock, (struct sockaddr *)&in, sizeof in), EINPROGRESS);
+	/* On a busy machine it may stand before the call is over. */
+	stands = connect(sock, (struct sockaddr *)&in, sizeof in) == 0;
+	CHECK(stands || errno == EINPROGRESS);
 	fds.fd = sock;
 	CHECK(poll(&fds, 1, 10000) == 1 && fds.revents == POLLOUT);
-	CHECK(connect(sock, (struct sockaddr *)&in, sizeof in) == 0);
+	CHECK(stands || connect(sock, (struct sockaddr *)&in, sizeof in) == 0);
 	CHECK(fstat(sock, &file) == 0 && !S_ISSOCK(file.st_mode) && fcntl(sock, F_SETFL, 0) == 0);
 	for (; *text; text++) {
 		CHECK(send(sock, text, 1, 0) == 1);
