@@ -41,6 +41,9 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
             return None;
         }
     };
+    // The peer may begin as soon as it accepts, and needs nobody here for what it executes by itself. If it
+    // had to ask for its first request, it would for all behind it, as long as some are outstanding.
+    channel.incoming.control.set_grants(qp.grants().bits());
     let bell = state.take_bell(qp.id);
     let end = LinkEnd { bell, pd: pd_number(qp.pd) };
     hub.link_send(link, LinkMessage::Request { tag: conn.0, hello, offset, end });

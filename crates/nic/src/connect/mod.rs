@@ -191,15 +191,22 @@ pub(crate) fn limit_silence<P>(qp: &Qp, hub: &mut Hub<P>) {
     }
 }
 
-/// Has a same-host peer see which rights the queue pair grants now. Those taken back are not in use any more
-/// once memory is quiet.
+/// Has a same-host peer see which rights the queue pair grants now, also one that has yet to answer. Those
+/// taken back are not in use any more once memory is quiet.
 pub(crate) fn show_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
-    if let Path::Channel(path) = &qp.path
-        && let Other::Linked { link, .. } = path.other
-    {
-        path.channel.incoming.control.set_grants(qp.grants().bits());
-        hub.begin_link_wait(link);
-    }
+    let (channel, link) = match &qp.path {
+        Path::Channel(path) => match path.other {
+            Other::Linked { link, .. } => (&path.channel, link),
+            Other::Own(_) => return,
+        },
+        Path::Pending(conn) => match hub.conns.get(*conn).map(|conn| &conn.phase) {
+            Some(Phase::Asking { link, channel, .. }) => (&**channel, *link),
+            _ => return,
+        },
+        _ => return,
+    };
+    channel.incoming.control.set_grants(qp.grants().bits());
+    hub.begin_link_wait(link);
 }
 
 /// Ends the connection of a queue pair, whatever it is: last words are sent, the peer is told.

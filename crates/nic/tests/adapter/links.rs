@@ -1,8 +1,8 @@
 //! Links: how their channels come to be, are refused, and are waited for.
 
 use crate::hostile::LinkPeer;
-use crate::pair::{Host, Pair, Way, connected_with};
-use WcStatus::{RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
+use crate::pair::{ALL_ACCESS, Host, Pair, Way, connected_with};
+use WcStatus::{RemAccessErr, RemInvReqErr, RnrRetryExcErr, Success, WrFlushErr};
 use quipu_nic::mem::ring::{SlotHeader, Stall};
 use quipu_nic::mem::{Access, Segment};
 use quipu_nic::*;
@@ -32,6 +32,35 @@ fn who_finds_no_room_in_a_link_is_connected_by_a_stream() {
     for qps in made {
         exchange(&mut pair, qps);
     }
+}
+
+/// Who accepts a channel may write at once, though who asked for it does not look: writes that the peer is
+/// asked for have those behind them wait for it, too. What the asker grants while it waits counts.
+#[test]
+fn whoever_asks_for_a_channel_lets_its_peer_in_before_the_answer() {
+    let mut pair = Pair::new(Way::Link);
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    let (there, here) = (pair.buffer_with(0, 64, ALL_ACCESS), pair.buffer(1, 64));
+    here.fill(0, b"written by itself");
+    pair.to_rtr(0, qps, &|_| {});
+    pair.run();
+    pair.stopped = Some(0);
+    pair.to_rtr(1, qps, &|_| {});
+    pair.to_rts(1, qps[1], &|_| {});
+    let op = SendOp::Write { addr: there.addr(), rkey: there.key() };
+    pair.send(1, qps[1], 1, op, &[here.sge(0, 17)]);
+    assert_eq!(pair.polled(1), [(1, Success)]);
+    assert_eq!(there.bytes(0, 17), b"written by itself");
+
+    pair.to_rts(0, qps[0], &|_| {});
+    let attr = QpAttr { access: Access::empty(), ..QpAttr::default() };
+    let adapter = &mut pair.hosts[0].adapter;
+    adapter.modify_qp(pair.now, qps[0], &attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+    pair.send(1, qps[1], 2, op, &[here.sge(0, 17)]);
+    assert_eq!(pair.polled(1), []);
+    pair.stopped = None;
+    pair.run();
+    assert_eq!(pair.polled(1), [(2, RemInvReqErr)]);
 }
 
 /// A process that was stopped, as by a debugger, finds requests that its peer has given up meanwhile.
