@@ -15,6 +15,8 @@ const HELD: u32 = 1;
 
 /// Turns of the spin, each a pause instruction: a holder that is running lets go within it.
 const SPINS: u32 = 200;
+/// Yields of one who gives way: some tens of microseconds, as long as somebody who is woken takes to come.
+const YIELDS: u32 = 100;
 /// How long a sleeper sleeps at most. Whoever lets go may miss one that is about to sleep: the lock is given
 /// back by a plain store, which the look for sleepers may overtake. In practice the kernel's own look at the
 /// word, on the way to sleep, comes long behind that store.
@@ -98,6 +100,23 @@ impl<T> Lock<T> {
     }
 }
 
+impl<T> Guard<'_, T> {
+    /// Gives the lock back, for somebody who takes it again at once, and again: whoever sleeps for it is woken,
+    /// has a while to come, and would find it held each time otherwise.
+    pub(crate) fn give_way(self) {
+        let lock = self.lock;
+        let awaited = lock.awaited.load(Ordering::Relaxed);
+        drop(self);
+        let yields = if awaited { YIELDS } else { 0 };
+        for _ in 0..yields {
+            if lock.is_held() {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
@@ -163,6 +182,34 @@ mod tests {
             });
             assert_eq!(*lock.lock(), 80_000);
         }
+    }
+
+    #[test]
+    fn who_takes_the_lock_again_and_again_gives_way_to_one_who_sleeps_for_it() {
+        const TURNS: u32 = 50;
+        let (lock, over) = (Lock::new(0, true), AtomicBool::new(false));
+        let rounds = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..TURNS).for_each(|_| {
+                    *lock.lock() += 1;
+                    std::thread::yield_now();
+                });
+                over.store(true, Ordering::Relaxed);
+            });
+            // Those at whose end somebody slept.
+            let mut rounds = 0;
+            while !over.load(Ordering::Relaxed) {
+                let guard = lock.lock();
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_micros(100) {
+                    std::hint::spin_loop();
+                }
+                rounds += u32::from(lock.awaited.load(Ordering::Relaxed));
+                guard.give_way();
+            }
+            rounds
+        });
+        assert!(rounds <= 3 * TURNS, "{rounds} rounds");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::sys::{self, Membership};
 pub(super) struct Groups {
     joined: HashMap<IpAddr, usize>,
     /// Positions of the sockets among all.
-    pub(super) sockets: Vec<usize>,
+    sockets: Vec<usize>,
 }
 
 impl Groups {
@@ -36,11 +36,17 @@ impl Groups {
                     self.joined.insert(group, index);
                     return Ok(true);
                 }
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) if has_no_room(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(false)
+    }
+
+    /// Notes that a socket, which is new here, has joined a group.
+    pub(super) fn add(&mut self, group: IpAddr, index: usize) {
+        self.sockets.insert(0, index);
+        self.joined.insert(group, index);
     }
 
     /// Leaves a group.
@@ -55,6 +61,11 @@ impl Groups {
             let _ = sys::change_membership(socket(index), group, interface, Membership::Leave);
         }
     }
+}
+
+/// Whether a socket is in as many groups as it may be: by number with IPv4, by memory with IPv6.
+fn has_no_room(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM))
 }
 
 /// Looks whether what is sent to a group finds a way: Linux has none for IPv6 groups over the loopback.
@@ -88,3 +99,15 @@ pub(super) fn open(own: SocketAddr, port: u16) -> io::Result<OwnedFd> {
 
 /// `ipv6(7)`, since Linux 4.20.
 const IPV6_MULTICAST_ALL: libc::c_int = 29;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_socket_is_told_from_a_group_that_is_refused() {
+        let is_full = |code| has_no_room(&io::Error::from_raw_os_error(code));
+        assert!(is_full(libc::ENOBUFS) && is_full(libc::ENOMEM));
+        assert!(!is_full(libc::EINVAL));
+    }
+}

@@ -175,13 +175,12 @@ impl Datagrams {
         }
         let own = self.own;
         let fd = sys::with_more_descriptors(|| groups::open(own, port))?;
-        let index = self.add(Socket::tuned(fd, own, port, true)?)?;
-        self.groups.sockets.insert(0, index);
-        let sockets = &self.sockets;
-        match self.groups.join(group, interface, |index| &sockets[index].fd)? {
-            true => Ok(()),
-            false => Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
-        }
+        let socket = Socket::tuned(fd, own, port, true)?;
+        // One that is refused as well is not kept.
+        sys::change_membership(&socket.fd, group, interface, sys::Membership::Join)?;
+        let index = self.add(socket)?;
+        self.groups.add(group, index);
+        Ok(())
     }
 
     /// Leaves a multicast group.
@@ -364,5 +363,19 @@ impl Datagrams {
                 false
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_that_is_refused_leaves_no_socket_behind() {
+        let own = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut datagrams = Datagrams::new(own, 1, Arc::new(Epoll::new().unwrap()));
+        // No group at all, so that the kernel refuses it.
+        assert!(datagrams.join([127, 0, 0, 2].into(), 20_804).is_err());
+        assert!(!datagrams.is_in_use());
     }
 }

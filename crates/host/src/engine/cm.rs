@@ -214,6 +214,7 @@ impl Engine {
                 continue;
             }
             if any {
+                core.give_way();
                 continue;
             }
             let attend = |core: &mut Core| {

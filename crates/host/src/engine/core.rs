@@ -95,6 +95,8 @@ pub(crate) struct Core {
     /// The set of epoll is none any more: the program has closed the descriptors of the engine.
     pub(super) blind: bool,
     pub(super) polls_since_reading: u32,
+    /// Rounds in a row that found something, since acknowledgements were released last.
+    pub(super) busy_rounds: u32,
     pub(super) last_look: LastLook,
     /// So many polls more need not ask whether memory that is shared with peers is all there is to look at:
     /// 0 as soon as anything is done that the answer depends on.
@@ -149,6 +151,7 @@ impl Core {
             looked_at: Arc::default(),
             blind: false,
             polls_since_reading: 0,
+            busy_rounds: 0,
             last_look: LastLook::default(),
             calm: 0,
         };
@@ -214,9 +217,7 @@ impl Core {
         any |= look(self, now);
         self.calls.rounds += u64::from(any);
         self.run_timers(now);
-        if !any {
-            self.adapter.release_acks();
-        }
+        self.release_acks(any);
         self.settle(now);
         any
     }
@@ -493,9 +494,7 @@ impl Core {
         any |= self.poll_attached(now);
         self.calls.rounds += u64::from(any);
         self.run_timers(now);
-        if !any {
-            self.adapter.release_acks();
-        }
+        self.release_acks(any);
         self.settle(now);
     }
 

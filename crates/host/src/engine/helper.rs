@@ -320,6 +320,7 @@ impl Inner {
                 return;
             }
             if core.run() {
+                core.give_way();
                 continue;
             }
             let Some(limit) = core.prepare_wait() else { continue };

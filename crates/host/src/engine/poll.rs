@@ -24,6 +24,9 @@ const LOOK_NS: u64 = 1_000_000;
 /// Polls that find completions at once for each that makes progress all the same: what completes while it is
 /// being posted would keep everything else waiting otherwise, and the end of the peer unknown.
 const HITS_PER_POLL: u32 = 16;
+/// Rounds in a row that find something, after which acknowledgements wait no longer for one that does not:
+/// others may send without end, and peers wait.
+const BUSY_ROUNDS: u32 = 16;
 /// Polls of a program beside a helper that waits for descriptors, after which they are taken for many more.
 const POLLS_BESIDE_HELPER: u32 = 1024;
 
@@ -67,11 +70,8 @@ impl Core {
             self.publish(now);
         }
         self.count_poll(any);
-        // Acknowledgements wait for a message to travel with, as long as another poll is to be
-        // expected soon. Whoever waits for descriptors is called, in case that none comes.
-        if !any {
-            self.adapter.release_acks();
-        }
+        // Whoever waits for descriptors is called for those that wait, in case that no other poll comes.
+        self.release_acks(any);
         self.settle(now);
         if self.wakes_at.is_some() {
             self.poll_beside_waiter();
@@ -256,9 +256,7 @@ impl Core {
         self.polls_since_look += 1;
         let any = self.adapter.progress(now);
         self.count_poll(any);
-        if !any {
-            self.adapter.release_acks();
-        }
+        self.release_acks(any);
         self.finish_round(now);
         self.empty_polls
     }
@@ -274,6 +272,18 @@ impl Core {
             self.calls.empty_polls += 1;
             self.empty_polls = self.empty_polls.wrapping_add(1);
         }
+    }
+
+    /// Behind a round that has found something, or not. Acknowledgements wait for a message to travel with, as
+    /// long as another round is to be expected soon.
+    #[inline(always)]
+    pub(super) fn release_acks(&mut self, any: bool) {
+        if any && self.busy_rounds < BUSY_ROUNDS {
+            self.busy_rounds += 1;
+            return;
+        }
+        self.busy_rounds = 0;
+        self.adapter.release_acks();
     }
 
     /// What a look at memory ends with.
@@ -333,9 +343,10 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
     use std::time::{Duration, Instant};
 
-    use quipu_nic::{QpCap, QpInit, QpType, SendFlags, SendWr, Time};
+    use quipu_nic::{QpCap, QpInit, QpNum, QpType, SendFlags, SendWr, Time};
 
     use super::*;
     use crate::SameHost;
@@ -459,14 +470,39 @@ mod tests {
     }
 
     /// Gives an engine a socket of datagrams.
-    fn add_datagrams(engine: &Engine) {
+    fn add_datagrams(engine: &Engine) -> QpNum {
         let (context, _) = engine.open_context().unwrap();
         let pd = engine.alloc_pd().unwrap();
         let (cq, _) = engine.create_cq(context, 8, None, 0).unwrap();
         let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
         let (qp_type, sq_sig_all, srq) = (QpType::Ud, true, None);
         let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq, cap, qp_type, sq_sig_all };
-        engine.create_qp(context, &init).unwrap();
+        engine.create_qp(context, &init).unwrap().1
+    }
+
+    /// Whoever sends datagrams, be it nothing that makes sense, would have peers of others wait for ever.
+    #[test]
+    fn acknowledgements_do_not_wait_for_all_that_comes_from_others() {
+        let [a, b] = End::pair(SameHost::Never);
+        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let socket = ("127.0.0.1", add_datagrams(&b.engine).port());
+        let end = Instant::now() + Duration::from_secs(20);
+        for round in [|core: &mut Core| _ = core.run(), |core: &mut Core| _ = core.poll()] {
+            let mut core = b.engine.inner.core.lock();
+            core.stop_waiting();
+            core.datagrams.heat(1);
+            a.send();
+            while core.adapter.poll_cq_each(b.cq, 1, |_| {}).unwrap() == 0 {
+                stranger.send_to(&[0], socket).unwrap();
+                round(&mut core);
+                assert!(Instant::now() < end, "nothing comes");
+            }
+            for _ in 0..2 * BUSY_ROUNDS {
+                stranger.send_to(&[0], socket).unwrap();
+                round(&mut core);
+            }
+            assert!(!core.adapter.owes_acks());
+        }
     }
 
     /// A program whose ends have met by datagrams and go on by something else would wait for a system call in

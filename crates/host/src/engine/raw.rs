@@ -131,7 +131,8 @@ impl Engine {
             return Err(Fault::Transition("the work queue is not in curr_wq_state").into());
         }
         core.adapter.modify_wq(wq, state)?;
-        core.collect_events();
+        // Somebody may sleep for what is flushed.
+        core.finish_call();
         Ok(())
     }
 

@@ -169,7 +169,9 @@ impl Engine {
                 self.sleep_beside_driver(core, || wait_readable(fd, most))?;
                 continue;
             }
-            if !any && let Some(event) = self.drive(core, most, attend(channel), leave(channel))? {
+            if any {
+                core.give_way();
+            } else if let Some(event) = self.drive(core, most, attend(channel), leave(channel))? {
                 return Ok(event);
             }
         }
