@@ -18,7 +18,7 @@ use crate::qp::{Path, Qp};
 use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
 use crate::responder::{self, Refusal};
-use crate::stream::{Answer, Body, Outgoing, StreamPath};
+use crate::stream::{Answer, Body, Outgoing, StreamPath, Turn};
 use crate::types::{Access, Flush, SendFlags, SendOp, WcStatus};
 
 use super::Gather;
@@ -89,6 +89,14 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
     }
     if stream.answers.is_empty() {
         return request(qp, hub, out, gather);
+    }
+    match stream.must_go_on() {
+        // If it has failed in its middle it never does, and nothing has to wait for it.
+        Some(Turn::Request) if qp.requester.failing.is_none() => {
+            return request(qp, hub, out, gather);
+        }
+        Some(Turn::Answer) => return answer(qp, hub, out, gather),
+        _ => {}
     }
     stream.answers_turn = !stream.answers_turn;
     if stream.answers_turn {
