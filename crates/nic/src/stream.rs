@@ -49,6 +49,8 @@ pub(crate) enum Body {
 pub(crate) enum Answer {
     /// The bytes of a read.
     Read {
+        /// The number of its request, for a refusal.
+        msn: u32,
         sink_stag: u32,
         sink_to: u64,
         size: u32,
