@@ -1,5 +1,6 @@
 //! Faults of the peer on an established connection.
 
+use quipu_wire::rdmap::TaggedOp;
 use thiserror::Error;
 
 /// What the peer did wrong after start-up. The stream cannot go on behind any of these: send the
@@ -72,9 +73,9 @@ pub enum ProtocolError {
     /// A message longer than 2^32 - 1 bytes (RFC 5041 4.3).
     #[error("message too long")]
     MessageTooLong,
-    /// The tagged offset wraps within the segment (RFC 5041 7.2).
+    /// The tagged offset wraps within the segment of such a message (RFC 5041 7.2).
     #[error("tagged offset wraps")]
-    ToWrap,
+    ToWrap(TaggedOp),
     /// A message of fixed layout that has another length or several segments (RFC 5040 4.4, RFC
     /// 7306 5.2 and 6).
     #[error("opcode octet {octet:#04x} with a payload of {len} bytes")]

@@ -303,7 +303,7 @@ impl Receiver {
         // The last byte may be the last of the address space, hence one less.
         let wraps = !payload.is_empty() && to.checked_add(payload.len() as u64 - 1).is_none();
         if wraps && !(self.lets_wrap && op == TaggedOp::Write) {
-            return Err(ProtocolError::ToWrap);
+            return Err(ProtocolError::ToWrap(op));
         }
         match op {
             TaggedOp::ReadResponse => Ok(Segment::ReadResponse { stag, to, last, payload }),

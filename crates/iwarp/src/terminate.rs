@@ -78,7 +78,7 @@ pub fn for_error(error: &ProtocolError, fpdu: &[u8]) -> Option<Terminate> {
         Error::MsnRange { .. } => Code::UntaggedBuffer(UntaggedBuffer::MsnRange),
         Error::InvalidMo { .. } => Code::UntaggedBuffer(UntaggedBuffer::InvalidMo),
         Error::MessageTooLong => Code::UntaggedBuffer(UntaggedBuffer::MessageTooLong),
-        Error::ToWrap => Code::TaggedBuffer(TaggedBuffer::ToWrap),
+        Error::ToWrap(_) => Code::TaggedBuffer(TaggedBuffer::ToWrap),
         Error::PayloadLength { .. } | Error::MalformedControl | Error::UnexpectedResume => {
             Code::Operation(Operation::Unspecified)
         }

@@ -25,6 +25,7 @@ use crate::qp::{Path, Qp};
 use crate::receive::replies::{oldest_unanswered, status_of};
 use crate::receive::stream::owe;
 use crate::requester;
+use crate::responder;
 use crate::stream::{Answer, StreamPath};
 use crate::types::{Access, AsyncEvent, ConnId, QpId, QpState, Time};
 
@@ -201,13 +202,22 @@ pub(crate) fn first_heard<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: &Seg
     match (rtr, segment) {
         (Rtr::Send, Segment::Send { last: true, payload: [], .. })
         | (Rtr::Write, Segment::Write { last: true, payload: [], .. }) => true,
-        (Rtr::Read, Segment::ReadRequest { request, .. }) if request.size == 0 => {
+        (Rtr::Read, &Segment::ReadRequest { msn, request }) if request.size == 0 => {
             // Whatever was agreed on for reads of programs, and whatever the rights.
             let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
             owe(
                 qp,
                 hub,
-                Answer::Read { sink_stag, sink_to, size: 0, pd: 0, rkey: 0, addr: 0, msg: None },
+                Answer::Read {
+                    msn,
+                    sink_stag,
+                    sink_to,
+                    size: 0,
+                    pd: 0,
+                    rkey: 0,
+                    addr: 0,
+                    msg: None,
+                },
             );
             true
         }
@@ -295,9 +305,16 @@ fn read_at_fault(qp: &Qp, terminate: &Terminate) -> Option<u32> {
     }
 }
 
-/// The stream is gone. What the peer has closed is over; one that was cut is an error, if anybody waits.
+/// The stream is gone. What the peer has closed, or reset, is over; that is an error if the peer went silent,
+/// or left anything half done.
 #[cold]
 pub(crate) fn lost<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, loss: Loss) {
-    let event = (loss != Loss::Closed).then_some(AsyncEvent::QpFatal(qp.id));
+    let Path::Stream(stream) = &mut qp.path else { return };
+    // What the peer was to be refused once it had the answers to what it asked before.
+    if let Some(refusal) = stream.refusal.take() {
+        return responder::refuse(qp, hub, refusal);
+    }
+    let half_done = stream.partial.is_some() || qp.responder.receiving || !qp.sq.is_empty();
+    let event = (half_done || loss != Loss::Closed).then_some(AsyncEvent::QpFatal(qp.id));
     requester::to_error(qp, hub, event);
 }

@@ -49,6 +49,8 @@ pub(crate) enum Body {
 pub(crate) enum Answer {
     /// The bytes of a read.
     Read {
+        /// The number of its request, for a refusal.
+        msn: u32,
         sink_stag: u32,
         sink_to: u64,
         size: u32,
@@ -61,6 +63,13 @@ pub(crate) enum Answer {
     },
     /// The word before an atomic.
     Atomic { id: u32, original: u64 },
+}
+
+/// Of what the next piece is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Request,
+    Answer,
 }
 
 /// The byte stream of a connected queue pair.
@@ -164,6 +173,17 @@ impl StreamPath {
     pub(crate) fn ack_is_urgent(&self, executed: u32) -> bool {
         let requests = executed.wrapping_sub(self.acked);
         requests >= ACK_REQUESTS || (requests > 0 && self.unacked_bytes >= ACK_BYTES)
+    }
+
+    /// Plain iWARP: of what the next piece must be, since a tagged message is under way, which no other
+    /// tagged one may cut: Linux siw ends the connection over that. Untagged ones may, and may be cut.
+    pub(crate) fn must_go_on(&self) -> Option<Turn> {
+        self.plain?;
+        match (&self.outgoing, self.answers.front()) {
+            (Some(outgoing), _) => outgoing.msg.msn().is_none().then_some(Turn::Request),
+            (None, Some(Answer::Read { msg: Some(_), .. })) => Some(Turn::Answer),
+            _ => None,
+        }
     }
 
     /// Whether there is something to say beside requests and delayed acknowledgements.

@@ -245,8 +245,8 @@ impl Terminate {
     /// header must not hide the code. A copy that does not fit is left out.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         need(bytes, FIXED_LEN)?;
-        let mut terminate = Terminate::bare(Code::from_octets(bytes[0], bytes[1]));
-        let flags = bytes[2];
+        let (layer_type, flags) = in_order(bytes[0], bytes[2]);
+        let mut terminate = Terminate::bare(Code::from_octets(layer_type, bytes[1]));
         let mut rest = &bytes[FIXED_LEN..];
         if flags & (FLAG_M | FLAG_D) != 0 {
             if rest.len() < SEGMENT_LENGTH_LEN {
@@ -266,6 +266,18 @@ impl Terminate {
             terminate.read_request = ReadRequest::parse(&rest[..ReadRequest::LEN]).ok();
         }
         Ok(terminate)
+    }
+}
+
+/// The octets of layer and type and of the header control bits as RFC 5040 has them. Linux siw on a
+/// little-endian machine puts layer and type the other way round, and M, D and R at the other end of their
+/// octet, in bits that are reserved and zero: by those it is known.
+fn in_order(layer_type: u8, flags: u8) -> (u8, u8) {
+    let all = FLAG_M | FLAG_D | FLAG_R;
+    let reversed = flags.reverse_bits();
+    match flags & all == 0 && reversed & all != 0 {
+        true => (layer_type.rotate_left(4), reversed),
+        false => (layer_type, flags),
     }
 }
 

@@ -190,7 +190,7 @@ fn one_message_is_one_operation() {
 fn tagged_offset() {
     let code = Some(Code::TaggedBuffer(TaggedBuffer::ToWrap));
     let bytes = tagged(write(u64::MAX - 1), b"abc");
-    assert_eq!(all(&[bytes]), (ProtocolError::ToWrap, code));
+    assert_eq!(all(&[bytes]), (ProtocolError::ToWrap(TaggedOp::Write), code));
     assert!(receiver().next(&tagged(write(u64::MAX - 1), b"ab")).is_ok(), "up to the end");
     assert!(receiver().next(&tagged(write(u64::MAX), b"")).is_ok());
 }

@@ -232,7 +232,7 @@ fn what_is_refused_is_refused_as_soon_as_its_header_is_there() {
         &[7; 40_000],
     );
     assert_eq!(piecewise().next(&wraps[..wraps.len() - 1]), Ok(None));
-    assert_eq!(piecewise().next(&wraps), Err(ProtocolError::ToWrap));
+    assert_eq!(piecewise().next(&wraps), Err(ProtocolError::ToWrap(TaggedOp::Write)));
     let mut lenient = piecewise();
     lenient.let_wrap();
     let delivered = lenient.next(&wraps).unwrap().map(|(used, _)| used);

@@ -1,7 +1,9 @@
 //! Reception from a byte stream: RDMAP segments become placements, completions and answers.
 
 use quipu_iwarp::wire::control::Control;
-use quipu_iwarp::wire::rdmap::{AtomicOp, AtomicRequest, FlushRequest, Immediate, ReadRequest};
+use quipu_iwarp::wire::rdmap::{
+    AtomicOp, AtomicRequest, FlushRequest, Immediate, ReadRequest, TaggedOp,
+};
 use quipu_iwarp::{ProtocolError, RemoteFault, Segment, SendKind, terminate};
 use quipu_mem::AccessError;
 
@@ -91,7 +93,7 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
                 let end = terminate::for_error(&error, fpdu);
                 // The initiator has spoken, however badly: it can be told.
                 stream.gate = Gate::Open;
-                if error == ProtocolError::ToWrap && qp.qp_type.is_reliable() {
+                if error == ProtocolError::ToWrap(TaggedOp::Write) && qp.qp_type.is_reliable() {
                     say_end(qp, end);
                     refuse_in_turn(qp, hub, Refusal::ToWrap);
                     return bytes.len();
@@ -246,9 +248,9 @@ pub(super) fn execute<P: Probe>(
             choose(qp, hub, srq)?;
             receive_immediate(qp, hub, solicited, immediate)
         }
-        Segment::ReadRequest { request, .. } => {
+        Segment::ReadRequest { msn, request } => {
             forget_write(qp);
-            Ok(read_request(qp, hub, &request)?)
+            Ok(read_request(qp, hub, msn, &request)?)
         }
         Segment::AtomicRequest { request, .. } => {
             forget_write(qp);
@@ -476,6 +478,7 @@ pub(crate) fn owe<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, answer: Answer) {
 fn read_request<P: Probe>(
     qp: &mut Qp,
     hub: &mut Hub<P>,
+    msn: u32,
     request: &ReadRequest,
 ) -> Result<(), Refusal> {
     responder::note_arrival(qp, hub);
@@ -485,7 +488,7 @@ fn read_request<P: Probe>(
     let pd = responder::remote_pd(qp, hub, rkey);
     let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
     responder::count_read(qp, size);
-    owe(qp, hub, Answer::Read { sink_stag, sink_to, size, pd, rkey, addr, msg: None });
+    owe(qp, hub, Answer::Read { msn, sink_stag, sink_to, size, pd, rkey, addr, msg: None });
     Ok(())
 }
 

@@ -1,11 +1,12 @@
 //! Transmission over a byte stream: work requests become RDMAP messages.
 
 use quipu_iwarp::wire::control::Control;
+use quipu_iwarp::wire::mpa::LENGTH_LEN;
 use quipu_iwarp::wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, FlushRequest, Immediate, ReadRequest, TaggedOp,
     UntaggedOp,
 };
-use quipu_iwarp::wire::{Payload, Stag};
+use quipu_iwarp::wire::{Payload, Stag, ddp};
 use quipu_iwarp::{Sender, Staged};
 
 use quipu_mem::{AccessError, Key, Regions};
@@ -18,13 +19,16 @@ use crate::qp::{Path, Qp};
 use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
 use crate::responder::{self, Refusal};
-use crate::stream::{Answer, Body, Outgoing, StreamPath};
+use crate::stream::{Answer, Body, Outgoing, StreamPath, Turn};
 use crate::types::{Access, Flush, SendFlags, SendOp, WcStatus};
 
 use super::Gather;
 
 /// A message of no more payload, if that lies in one place, is written as soon as it has begun.
 const SMALL_BYTES: u32 = 1024;
+
+/// Length and headers of a Read Request.
+const REQUEST_LEN: usize = LENGTH_LEN + ddp::UNTAGGED_LEN + ReadRequest::LEN;
 
 /// What one step of transmission did.
 pub(super) enum Step {
@@ -89,6 +93,14 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
     }
     if stream.answers.is_empty() {
         return request(qp, hub, out, gather);
+    }
+    match stream.must_go_on() {
+        // If it has failed in its middle it never does, and nothing has to wait for it.
+        Some(Turn::Request) if qp.requester.failing.is_none() => {
+            return request(qp, hub, out, gather);
+        }
+        Some(Turn::Answer) => return answer(qp, hub, out, gather),
+        _ => {}
     }
     stream.answers_turn = !stream.answers_turn;
     if stream.answers_turn {
@@ -501,7 +513,7 @@ pub(super) fn answer_piece(
                 Staged { bytes, payload: 0, last: true }
             }));
         }
-        Some(&Answer::Read { sink_stag, sink_to, size, pd, rkey, addr, msg }) => {
+        Some(&Answer::Read { sink_stag, sink_to, size, pd, rkey, addr, msg, .. }) => {
             (sink_stag, sink_to, size, pd, rkey, addr, msg)
         }
     };
@@ -529,11 +541,30 @@ pub(super) fn answer_piece(
     Ok(Some(staged))
 }
 
-/// Ends the connection over an answer that can no longer be given.
+/// Ends the connection over an answer that can no longer be given, or another fault of this end's.
 pub(crate) fn refuse<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, refusal: Refusal) {
     if let Path::Stream(stream) = &mut qp.path {
-        stream.terminate =
-            quipu_iwarp::terminate::for_fault(crate::receive::stream::fault_of(refusal), &[]);
+        let fault = crate::receive::stream::fault_of(refusal);
+        let request = stream.answers.front().and_then(request_of);
+        let fpdu = request.as_ref().map_or(&[][..], |fpdu| &fpdu[..]);
+        stream.terminate = quipu_iwarp::terminate::for_fault(fault, fpdu);
     }
     responder::refuse(qp, hub, refusal);
+}
+
+/// How the FPDU began that asked for `answer`, which the peer is told if that cannot be given.
+fn request_of(answer: &Answer) -> Option<[u8; REQUEST_LEN]> {
+    let &Answer::Read { msn, sink_stag, sink_to, size, rkey, addr, .. } = answer else {
+        return None;
+    };
+    let mut fpdu = [0; REQUEST_LEN];
+    let (length, ulpdu) = fpdu.split_at_mut(LENGTH_LEN);
+    length.copy_from_slice(&(ulpdu.len() as u16).to_be_bytes());
+    let (header, payload) = ulpdu.split_at_mut(ddp::UNTAGGED_LEN);
+    let op = UntaggedOp::ReadRequest;
+    ddp::Untagged { last: true, rsvd_ulp: op.octet(), ulp: 0, qn: op.queue(), msn, mo: 0 }
+        .emit(header);
+    let (sink_stag, source_stag) = (Stag(sink_stag), Stag(rkey));
+    ReadRequest { sink_stag, sink_to, size, source_stag, source_to: addr }.emit(payload);
+    Some(fpdu)
 }

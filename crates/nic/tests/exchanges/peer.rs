@@ -66,6 +66,8 @@ pub struct Player<'a> {
     /// What was sent and not looked at.
     sent: Vec<u8>,
     closed: bool,
+    /// Whether the socket takes no more.
+    full: bool,
     completions: VecDeque<String>,
     events: VecDeque<String>,
     /// What start-up brought.
@@ -137,6 +139,7 @@ impl<'a> Player<'a> {
             held: Vec::new(),
             sent: Vec::new(),
             closed: false,
+            full: false,
             completions: VecDeque::new(),
             events: VecDeque::new(),
             news: VecDeque::new(),
@@ -327,7 +330,9 @@ impl<'a> Player<'a> {
             }
             while let Some(conn) = self.adapter.next_transmit() {
                 busy = true;
-                self.transmit(conn);
+                if !self.full {
+                    self.transmit(conn);
+                }
             }
             if !busy {
                 break;
@@ -351,13 +356,14 @@ impl<'a> Player<'a> {
     }
 
     fn transmit(&mut self, conn: ConnId) {
-        let mut out = [0; 8192];
-        loop {
-            match self.adapter.transmit(self.now, conn, &mut out) {
-                0 => return,
-                len => self.sent.extend(&out[..len]),
-            }
-        }
+        while self.transmit_into(conn, 8192) > 0 {}
+    }
+
+    fn transmit_into(&mut self, conn: ConnId, room: usize) -> usize {
+        let mut out = vec![0; room];
+        let len = self.adapter.transmit(self.now, conn, &mut out);
+        self.sent.extend(&out[..len]);
+        len
     }
 
     fn expect(&mut self, line: usize, expected: &str) {
@@ -454,6 +460,19 @@ impl<'a> Player<'a> {
             "fill" => {
                 let bytes = script::bytes(word(2), &self.symbols);
                 self.memory.write(offset_of(word(1)), &bytes).unwrap();
+            }
+            "full" => self.full = true,
+            "room" => {
+                let conn = self.conn.expect("a stream");
+                match words.len() {
+                    1 => {
+                        self.full = false;
+                        self.transmit(conn);
+                    }
+                    _ => {
+                        self.transmit_into(conn, number(1) as usize);
+                    }
+                }
             }
             "disconnect" => self.modify_to(QpState::Sqd),
             "abort" => self.modify_to(QpState::Err),

@@ -10,6 +10,8 @@
 //! | `= EXPECTATION` | a completion, an event, or another fact, in order within its kind |
 //! | anything else | a call of the program, or an act of the peer: see `peer.rs` |
 //!
+//! `full` leaves no room for what is to be sent, `room N` makes some for N bytes, and `room` for all.
+//!
 //! Options: `open` (start-up is over: CRCs, no markers, no peer-to-peer mode), `rev=N`, `crc=off`, `ird=N`,
 //! `ord=N` (4 if not given), `p2p` or `p2p=write,read,send`, `data=TEXT`, `refuse`, `rfc7306`.
 //!
