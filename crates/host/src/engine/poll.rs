@@ -274,8 +274,8 @@ impl Core {
         }
     }
 
-    /// Behind a round that has found something, or not. Acknowledgements wait for a message to travel with, as
-    /// long as another round is to be expected soon.
+    /// Behind a round that has found something, or not. Acknowledgements wait for a message to travel with,
+    /// as long as another round is to be expected soon.
     #[inline(always)]
     pub(super) fn release_acks(&mut self, any: bool) {
         if any && self.busy_rounds < BUSY_ROUNDS {
