@@ -405,16 +405,17 @@ impl<P> Hub<P> {
         }
         self.withdrawn.push(withdrawn);
         for id in self.links.keys() {
-            if let Some(link) = self.links.get_mut(id) {
-                link.quiet = Some(link.peer_page.guard.sample());
-            }
+            self.begin_link_wait(id);
         }
     }
 
     /// Notes, after something of one queue pair was taken back, whether the peer behind `link` may be in the
     /// middle of an access to it.
     pub(crate) fn begin_link_wait(&mut self, link: LinkId) {
-        if let Some(link) = self.links.get_mut(link) {
+        // Where it has no access its word is about nothing.
+        if let Some(link) = self.links.get_mut(link)
+            && link.link.peer_memory.is_some()
+        {
             // The newest sample is over no sooner than those before it.
             link.quiet = Some(link.peer_page.guard.sample());
         }

@@ -118,14 +118,16 @@ impl Peer {
         let Some(Message::Admits(whether)) = Message::decode(&bytes) else {
             panic!("no admission: {bytes:?}")
         };
-        self.say(Message::Admits(false), &[]);
+        self.say(Message::Admits(number.is_some()), &[]);
         (whether, fds)
     }
 
-    /// A link that stands.
+    /// A link that stands, where each has access to the memory of the other.
     fn linked(called: &Called, name: u8) -> Self {
-        let (peer, ..) = Self::knock(called.at, name);
-        peer.join(name, None);
+        let (peer, hello, _) = Self::knock(called.at, name);
+        let own = std::process::id() as libc::pid_t;
+        let number = probe::on_peer(own, hello.proof_addr, &hello.engine).unwrap();
+        peer.join(name, Some(number));
         let end = Instant::now() + PATIENCE;
         while called.links() == 0 {
             assert!(Instant::now() < end, "no link");

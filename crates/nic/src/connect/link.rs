@@ -291,6 +291,10 @@ impl<P: Probe> Adapter<P> {
                 }
                 _ => false,
             };
+            if concerned && let Phase::Asking { channel, .. } = &state.phase {
+                // The peer may live, and grant the request yet: nobody would wait for its accesses.
+                channel.incoming.control.set_grants(0);
+            }
             if concerned
                 && let Some(state) = self.hub.remove_conn(conn)
                 && let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp))

@@ -56,6 +56,10 @@ fn place_in_order<P: Probe>(
         let offset = qp.responder.write_len.wrapping_add(done);
         let asked = asked::take(qp, offset)?;
         let len = asked.as_ref().map_or(left.min(CHUNK), |bytes| bytes.len() as u32);
+        if len > left {
+            // What was asked for was more: the peer has changed the slot since.
+            return Err(End::Corrupt);
+        }
         let list = references(path(qp)?, header);
         let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
         let place = span.sub(done as usize, len as usize);

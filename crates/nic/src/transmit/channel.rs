@@ -158,6 +158,10 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
     }
     let pd = qp.pd_number();
     let Qp { path: Path::Channel(path), sq, requester, responder, .. } = qp else { return false };
+    // Whoever was asked for a channel may yet hear that it never stood, and transmits everything again.
+    if requester.acked == 0 && path.block.is_none() && matches!(path.other, Other::Linked { .. }) {
+        return false;
+    }
     let Some(length) = small_len(sq, wr.payload) else { return false };
     if length > hub.config.max_message as usize {
         return false;

@@ -1,8 +1,13 @@
 //! Bytes that requests refer to and that the kernel does not let be fetched (any more): the peer hands them
 //! over.
 
+use std::sync::atomic::Ordering;
+
+use crate::hostile::LinkPeer;
 use crate::pair::{ALL_ACCESS, Buffer, Pair, Way, connected, connected_with};
 use WcStatus::{LocProtErr, RetryExcErr, Success, WrFlushErr};
+use quipu_nic::mem::Segment;
+use quipu_nic::mem::ring::SlotHeader;
 use quipu_nic::*;
 
 const LEN: usize = 300_000;
@@ -155,4 +160,42 @@ fn bytes_of_another_write_are_not_taken_for_those_asked_for() {
     pair.later(100_000_000);
     assert_eq!(pair.polled(0), [(1, Success), (2, Success)]);
     assert!(there.bytes(0, 4000) == small[..4000] && there.bytes(LEN, LEN) == large);
+}
+
+/// What a slot says is looked at each time anew: a peer may change it while it hands bytes over.
+#[test]
+fn a_write_that_becomes_shorter_while_it_is_asked_for_ends_the_channel() {
+    const WRITE: u8 = 4;
+    const REFERENCE: u8 = 8;
+    const ASKED: usize = 32 << 10;
+    const LONG: u32 = 40_000;
+    let mut pair = Pair::new(Way::Link);
+    let qp = pair.hosts[0].qp();
+    let directory = Some(Segment::heap(64 << 10));
+    let peer = LinkPeer::asked_with(&mut pair, qp, directory, |_| {});
+    peer.memory.is_hidden.store(true, Ordering::Relaxed);
+    let mut channel = peer.accept(&mut pair);
+    let there = pair.buffer_with(0, LEN, ALL_ACCESS);
+    // The list says more, so that the length stands there once.
+    let list = [1u64, 2 * u64::from(LONG)].map(u64::to_ne_bytes).concat();
+    let (rkey, raddr, flags) = (there.key(), there.addr(), REFERENCE);
+    let write =
+        SlotHeader { opcode: WRITE, flags, length: LONG, rkey, raddr, ..Default::default() };
+    channel.outgoing.requests.push(&write, &list).unwrap();
+    pair.hosts[0].adapter.serve(pair.now, qp);
+    let actions = std::iter::from_fn(|| pair.hosts[0].adapter.poll_action());
+    let fetch = |action: &Action| {
+        matches!(action, Action::LinkSend { message, .. }
+        if matches!(message, LinkMessage::Fetch { offset: 0, len, .. } if *len == ASKED as u32))
+    };
+    assert_eq!(actions.filter(fetch).count(), 1);
+
+    peer.change_length(LONG, 100);
+    for offset in (0..ASKED).step_by(FETCHED_MAX) {
+        let bytes = vec![5; FETCHED_MAX.min(ASKED - offset)];
+        let (sequence, offset) = (0, offset as u32);
+        peer.say(&mut pair, |tag| LinkMessage::Fetched { tag, sequence, offset, bytes });
+    }
+    assert_eq!(pair.state(0, qp), QpState::Err);
+    assert!(there.bytes(0, LEN) == [0; LEN]);
 }

@@ -2,6 +2,7 @@
 //! nobody else anything.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::pair::{Buffer, Pair, Way, connected, statuses};
@@ -175,6 +176,8 @@ pub struct Everything {
     push: Mutex<Option<(Channel, SlotHeader, u32)>>,
     /// What happens meanwhile, once.
     pub meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Whether the kernel shows none of it, so that the peer has to be asked.
+    pub is_hidden: AtomicBool,
 }
 
 impl Everything {
@@ -195,7 +198,8 @@ impl Everything {
 impl PeerMemory for Everything {
     fn read(&self, _: &[(u64, u64)], _: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
         self.accessed();
-        Ok(())
+        let hidden = self.is_hidden.load(Ordering::Relaxed);
+        if hidden { Err(PeerMemoryFault::BadAddress) } else { Ok(()) }
     }
 
     fn write(&self, _: &[(usize, usize)], _: &[(u64, u64)]) -> Result<(), PeerMemoryFault> {
@@ -264,6 +268,24 @@ impl LinkPeer {
         let accept = LinkMessage::Accept { tag: self.conn, own_tag: Self::TAG, end };
         pair.hosts[0].adapter.handle_link_message(pair.now, self.link, accept);
         Channel::attach(&self.own, self.offset, ChannelConfig::default()).unwrap()
+    }
+
+    /// Says something of the channel.
+    pub fn say(&self, pair: &mut Pair, message: impl FnOnce(u64) -> LinkMessage) {
+        pair.hosts[0].adapter.handle_link_message(pair.now, self.link, message(self.conn));
+    }
+
+    /// Puts another length into the slot that has this one.
+    pub fn change_length(&self, from: u32, to: u32) {
+        let words = (self.offset..self.own.len()).step_by(4);
+        let has_it = |&at: &usize| {
+            let mut word = [0; 4];
+            self.own.read(at, &mut word).unwrap();
+            u32::from_ne_bytes(word) == from
+        };
+        let found: Vec<usize> = words.filter(has_it).collect();
+        let [at] = found[..] else { panic!("{found:?}") };
+        self.own.write(at, &to.to_ne_bytes()).unwrap();
     }
 
     /// Rings for the first channel of the link, so that it is looked at by every poll from then on.

@@ -100,6 +100,45 @@ fn a_request_that_is_granted_too_late_is_made_again() {
     }
 }
 
+/// A small message goes into its slot while it is being posted. It is sent again from somewhere else.
+#[test]
+fn what_was_sent_by_a_channel_that_never_stood_is_sent_again() {
+    for inline in [false, true] {
+        let mut pair = Pair::new(Way::Link);
+        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+        let (here, there) = (pair.buffer(1, 64), pair.buffer(0, 64));
+        here.fill(0, b"the same bytes");
+        pair.stopped = Some(1);
+        for host in 0..2 {
+            pair.to_rtr(host, qps, &|_| {});
+            pair.to_rts(host, qps[host], &|attr| attr.timeout = 0);
+        }
+        pair.later(11 * SECOND);
+        // It grants what was given up, and does not hear of that yet.
+        pair.stopped = Some(0);
+        pair.run();
+        for wr_id in 1..=3 {
+            let list = [here.sge(0, 14)];
+            let payload = match inline {
+                true => Payload::Inline(b"the same bytes"),
+                false => Payload::Sges(&list),
+            };
+            let flags = SendFlags::SIGNALED;
+            let flags = if inline { flags | SendFlags::INLINE } else { flags };
+            pair.send_with(1, qps[1], wr_id, SendOp::Send, flags, payload);
+            pair.recv(0, qps[0], 10 + wr_id, &[there.sge(16 * (wr_id as usize - 1), 14)]);
+        }
+        pair.stopped = None;
+        pair.later(SECOND);
+        assert_eq!(pair.polled(1), [1, 2, 3].map(|wr_id| (wr_id, Success)), "{inline}");
+        assert_eq!(pair.polled(0), [11, 12, 13].map(|wr_id| (wr_id, Success)), "{inline}");
+        for at in [0, 16, 32] {
+            assert_eq!(there.bytes(at, 14), b"the same bytes", "{inline}");
+        }
+        exchange(&mut pair, qps);
+    }
+}
+
 /// What was executed before a message that finds no receive has its answer in the ring, if only since the
 /// last look there.
 #[test]

@@ -113,6 +113,44 @@ fn rights_end_when_they_are_withdrawn_before_the_connection_is_made() {
     }
 }
 
+/// The peer may grant a request that it finds when its link is cut already.
+#[test]
+fn rights_end_with_the_link_by_which_a_channel_was_asked_for() {
+    let mut pair = Pair::new(Way::Link);
+    let qps = [0, 1].map(|host| pair.hosts[host].qp());
+    let there = pair.buffer_with(0, LARGE, ALL_ACCESS);
+    let here = pair.buffer(1, LARGE);
+    here.fill(0, &[5; LARGE]);
+    pair.stopped = Some(1);
+    pair.to_rtr(0, qps, &|_| {});
+    pair.run();
+    let link = pair.link()[0];
+    pair.hosts[0].adapter.handle_link_down(pair.now, link);
+    pair.stopped = Some(0);
+    pair.to_rtr(1, qps, &|_| {});
+    pair.to_rts(1, qps[1], &|_| {});
+    pair.run();
+    let write = SendOp::Write { addr: there.addr(), rkey: there.key() };
+    pair.send(1, qps[1], 1, write, &[here.sge(0, LARGE)]);
+    pair.run();
+    assert_eq!(pair.polled(1), []);
+    assert_eq!(there.bytes(0, LARGE), vec![0; LARGE]);
+}
+
+/// Where neither enters the memory of the other there is nothing to wait for, whatever the peer's word says.
+#[test]
+fn nobody_waits_for_a_peer_that_has_no_access() {
+    let (mut pair, qps) = connected(Way::LinkCopying);
+    let source = pair.buffer(0, LARGE);
+    pair.recv(0, qps[0], 2, &[]);
+    set_guard(&pair, 1, true);
+    pair.hosts[0].adapter.dereg_mr(pair.now, source.region.id).unwrap();
+    assert!(pair.hosts[0].adapter.memory_is_quiet());
+    set_state(&mut pair, 0, qps[0], QpState::Err);
+    assert!(pair.hosts[0].adapter.memory_is_quiet());
+    assert_eq!(pair.polled(0), [(2, WcStatus::WrFlushErr)]);
+}
+
 /// A responder that was given no resources has no answers, nor may it be read without being asked.
 #[test]
 fn who_owes_no_answers_is_asked_for_none() {
