@@ -309,10 +309,13 @@ unsafe fn request(
             (state.api.cm.destroy_id)(reported.id, &mut ignored);
             return false;
         };
+        // Programs expect it to have a device: without one it is nothing to them, and the peer is refused.
+        if refresh(child).is_err() {
+            let _ = id::destroy(child);
+            return false;
+        }
         (*raw).listen_id = listener;
         (*raw).id = child;
-        // What cannot be found out now fails again where it is needed, with an error that can be told.
-        let _ = refresh(child);
         if let Ok(child) = id(child) {
             let mut book = child.book();
             book.responder_resources = reported.responder_resources;

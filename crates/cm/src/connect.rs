@@ -547,15 +547,18 @@ impl Cm {
         let Ok(Setup::Request(offer, data)) = Setup::parse(&request.private_data) else {
             return self.refuse_stream(key, &no_such_service);
         };
-        if offer.port_space != listener.space.code() {
+        if !self.config.takes_quipu || offer.port_space != listener.space.code() {
             return self.refuse_stream(key, &no_such_service);
         }
-        if state.untaken.len() >= state.backlog {
-            let full = Setup::Reject(reason::CONSUMER, &[]).to_bytes();
-            return self.refuse_stream(key, &full);
+        // The program makes queue pairs of one type: another would be an error to it when it accepts.
+        let kind = qp_type::of_peer(offer.qp_type);
+        let is_other = listener.qp_type != 0 && listener.qp_type != kind;
+        if is_other || state.untaken.len() >= state.backlog {
+            let refused = Setup::Reject(reason::CONSUMER, &[]).to_bytes();
+            return self.refuse_stream(key, &refused);
         }
         let (channel, space) = (listener.channel, listener.space);
-        let mut child = Id::new(channel, space, qp_type::of_peer(offer.qp_type), 0);
+        let mut child = Id::new(channel, space, kind, 0);
         child.src = Some(local);
         child.dst = Some(peer);
         child.state = State::Requested;
