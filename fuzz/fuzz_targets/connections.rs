@@ -83,7 +83,7 @@ impl World {
         let channel = cm.create_channel();
         let mut ids = Vec::new();
         for space in [PortSpace::Tcp, PortSpace::Udp] {
-            let id = cm.create_id(channel, space, 2, 0).expect("a channel");
+            let id = cm.create_id(channel, space, 0, 0).expect("a channel");
             cm.bind(id, address(1)).expect("unbound");
             cm.listen(id, 3).expect("bound");
             ids.push(id);

@@ -26,7 +26,7 @@ use crate::state::{to_error, to_rts};
 pub(crate) struct EventState {
     /// The identifier that the engine has counted it for: in a connect request the listener.
     owner: *mut rdma_cm_id,
-    /// In an event of a group, the membership; else null.
+    /// In an event of a group, the membership, for which it counts as well; else null.
     group: *mut Group,
     private_data: [u8; CM_PRIVATE_DATA_MAX],
 }
@@ -309,10 +309,13 @@ unsafe fn request(
             (state.api.cm.destroy_id)(reported.id, &mut ignored);
             return false;
         };
+        // Programs expect it to have a device: without one it is nothing to them, and the peer is refused.
+        if refresh(child).is_err() {
+            let _ = id::destroy(child);
+            return false;
+        }
         (*raw).listen_id = listener;
         (*raw).id = child;
-        // What cannot be found out now fails again where it is needed, with an error that can be told.
-        let _ = refresh(child);
         if let Ok(child) = id(child) {
             let mut book = child.book();
             book.responder_resources = reported.responder_resources;
@@ -411,10 +414,10 @@ pub(crate) unsafe fn acknowledge(raw: *mut rdma_cm_event) -> Result<(), Errno> {
     let event = unsafe { Event::take(raw) }?;
     // SAFETY: what the engine has counted the event for is not freed before it is acknowledged.
     unsafe {
-        match event.group.as_ref() {
-            Some(group) => group.acks.add(),
-            None => id(event.owner)?.acks.add(),
+        if let Some(group) = event.group.as_ref() {
+            group.acks.add();
         }
+        id(event.owner)?.acks.add();
     }
     Ok(())
 }

@@ -269,30 +269,45 @@ pub(crate) unsafe fn migrate(
         return Err(Errno::EINVAL);
     }
     let to = if synchronous { channel::create()? } else { channel };
-    let mut reported = 0;
-    // SAFETY: passed on from the caller; `reported` is valid for the call.
-    let moved = unsafe {
-        let to = Channel::get(to)?.handle;
-        check((state.api.cm.migrate_id)(state.handle, to, &mut reported))
-    };
-    if let Err(errno) = moved {
+    // SAFETY: passed on from the caller.
+    let moved = unsafe { switch(raw, state, to, synchronous) };
+    let (reported, old, was) = moved.inspect_err(|_| {
         if synchronous {
             // SAFETY: it was just made, for this identifier alone.
             let _ = unsafe { channel::destroy(to) };
         }
-        return Err(errno);
-    }
+    })?;
     // SAFETY: passed on from the caller.
     unsafe { drop_event(raw) };
     state.acks.wait(reported);
-    // SAFETY: as above.
-    let old = unsafe { ptr::replace(&raw mut (*raw).channel, to) };
-    let was = std::mem::replace(&mut state.book().synchronous, synchronous);
     if was {
         // SAFETY: the old channel was this identifier's own.
         let _ = unsafe { channel::destroy(old) };
     }
     Ok(())
+}
+
+/// The part of [`migrate`] that is done at once: a request that comes to the new channel already belongs there.
+/// How many events are to be acknowledged, the old channel, and whether that was the identifier's own.
+///
+/// # Safety
+///
+/// `raw` is an identifier, that of `state`; `to` is null or a channel.
+unsafe fn switch(
+    raw: *mut rdma_cm_id,
+    state: &IdState,
+    to: *mut rdma_event_channel,
+    synchronous: bool,
+) -> Result<(u32, *mut rdma_event_channel, bool), Errno> {
+    let mut reported = 0;
+    let mut book = state.book();
+    // SAFETY: passed on from the caller; `reported` is valid for the call.
+    unsafe {
+        let handle = Channel::get(to)?.handle;
+        check((state.api.cm.migrate_id)(state.handle, handle, &mut reported))?;
+        let old = ptr::replace(&raw mut (*raw).channel, to);
+        Ok((reported, old, std::mem::replace(&mut book.synchronous, synchronous)))
+    }
 }
 
 entry! {

@@ -146,6 +146,12 @@ fn peers_that_break_the_rules_harm_nobody() {
 }
 
 #[test]
+fn requests_without_a_device_are_refused_unseen() {
+    run("strangers");
+    run_behind("strangers", None, "quipu_iw0");
+}
+
+#[test]
 fn every_error_is_reached_through_a_plan_of_faults() {
     run("faults");
 }

@@ -36,7 +36,10 @@ impl Cm {
     /// Nobody listens where an identifier wanted to connect to.
     pub(crate) fn refused(&mut self, now: u64, key: IdKey, stream: Stream) {
         if !self.pause(now, key) {
-            return self.fail(key, EventKind::Rejected, reason::INVALID_SERVICE_ID.into());
+            // Only InfiniBand numbers the reasons.
+            let none = i32::from(reason::INVALID_SERVICE_ID);
+            let status = if self.is_plain(key) { -errno::CONNREFUSED } else { none };
+            return self.fail(key, EventKind::Rejected, status);
         }
         if let Some(id) = self.ids.get_mut(key) {
             id.again.stream = Some(Box::new(stream));

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use quipu_iwarp::setup::{Outcome, Request};
+use quipu_iwarp::setup::{MAX_USER_DATA, Outcome, Request};
 use quipu_wire::cm::{self as wire, Frame, Offer, Setup};
 
 use crate::admission::Origin;
@@ -194,7 +194,11 @@ impl Cm {
     /// There is nothing to refuse, or too much private data.
     pub fn reject(&mut self, key: IdKey, why: Refusal, data: &[u8]) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        let most = if id.is_datagram() { wire::SIDR_REP_DATA } else { wire::REJ_DATA };
+        let most = match id.protocol {
+            Protocol::Iwarp => MAX_USER_DATA,
+            _ if id.is_datagram() => wire::SIDR_REP_DATA,
+            _ => wire::REJ_DATA,
+        };
         if data.len() > most {
             return Err(CallError::Invalid("the length of the private data"));
         }
@@ -273,7 +277,7 @@ impl Cm {
     }
 
     /// Takes it that the connection stands: messages have come through the queue pair
-    /// (`IBV_EVENT_COMM_EST`), or the program says so.
+    /// (`IBV_EVENT_COMM_EST`), or the program says so. An adapter's own connections are left to the adapter.
     ///
     /// # Errors
     ///
@@ -281,7 +285,8 @@ impl Cm {
     pub fn establish(&mut self, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         match id.state {
-            State::Accepted if !id.protocol.is_of_adapter() && !id.ended_early => {
+            _ if id.protocol.is_of_adapter() && id.own.or(id.peer).is_some() => Ok(()),
+            State::Accepted if !id.ended_early => {
                 id.state = State::Established;
                 self.set_deadline(key, None);
                 self.tell(key, EventKind::Established, 0);
@@ -352,11 +357,11 @@ impl Cm {
     pub(crate) fn fail(&mut self, key: IdKey, kind: EventKind, status: i32) {
         self.drop_stream(key, true);
         self.set_deadline(key, None);
-        if let Some(id) = self.ids.get_mut(key) {
-            id.state = State::Over;
-        }
-        let data =
-            if kind == EventKind::Rejected { padded(&[], wire::REJ_DATA) } else { [].into() };
+        let Some(id) = self.ids.get_mut(key) else { return };
+        id.state = State::Over;
+        // The size of a REJ, which the other protocols have not.
+        let has_data = kind == EventKind::Rejected && id.protocol == Protocol::Quipu;
+        let data = padded(&[], if has_data { wire::REJ_DATA } else { 0 });
         self.tell_data(key, kind, status, data, Peer::default());
     }
 
@@ -547,15 +552,18 @@ impl Cm {
         let Ok(Setup::Request(offer, data)) = Setup::parse(&request.private_data) else {
             return self.refuse_stream(key, &no_such_service);
         };
-        if offer.port_space != listener.space.code() {
+        if !self.config.takes_quipu || offer.port_space != listener.space.code() {
             return self.refuse_stream(key, &no_such_service);
         }
-        if state.untaken.len() >= state.backlog {
-            let full = Setup::Reject(reason::CONSUMER, &[]).to_bytes();
-            return self.refuse_stream(key, &full);
+        // The program makes queue pairs of one type: another would be an error to it when it accepts.
+        let kind = qp_type::of_peer(offer.qp_type);
+        let is_other = listener.qp_type != 0 && listener.qp_type != kind;
+        if is_other || state.untaken.len() >= state.backlog {
+            let refused = Setup::Reject(reason::CONSUMER, &[]).to_bytes();
+            return self.refuse_stream(key, &refused);
         }
         let (channel, space) = (listener.channel, listener.space);
-        let mut child = Id::new(channel, space, qp_type::of_peer(offer.qp_type), 0);
+        let mut child = Id::new(channel, space, kind, 0);
         child.src = Some(local);
         child.dst = Some(peer);
         child.state = State::Requested;

@@ -98,7 +98,7 @@ impl Cm {
     }
 
     /// Counts an event that was taken where its acknowledgement will be waited for: a connect
-    /// request with its listener, one of a group with the group.
+    /// request with its listener, one of a group with the group, too.
     fn note_taken(&mut self, event: &mut Event) {
         let Some(id) = self.ids.get_mut(event.id) else { return };
         if event.kind.is_of_group() {
@@ -106,7 +106,6 @@ impl Cm {
             if let Some(group) = group {
                 group.reported = group.reported.wrapping_add(1);
             }
-            return;
         }
         if event.kind != EventKind::ConnectRequest {
             id.reported = id.reported.wrapping_add(1);

@@ -25,7 +25,7 @@ impl Cm {
     pub fn strike(&mut self, key: IdKey, kind: EventKind, status: i32) -> Result<(), CallError> {
         let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
         let fits = match kind {
-            EventKind::AddrError => matches!(id.state, State::Idle | State::AddressResolved),
+            EventKind::AddrError => matches!(id.state, State::Idle),
             EventKind::RouteError => matches!(id.state, State::AddressResolved),
             EventKind::ConnectError | EventKind::Unreachable | EventKind::Rejected => {
                 matches!(id.state, State::RouteResolved | State::Requested | State::Asked(_))

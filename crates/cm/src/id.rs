@@ -145,7 +145,7 @@ pub(crate) struct Id {
     pub(crate) end_kept: bool,
     /// Changes when the identifier moves to another channel.
     pub(crate) epoch: u32,
-    /// Events that were taken, but for those of groups.
+    /// Events that were taken, but for requests of others.
     pub(crate) reported: u32,
 }
 

@@ -108,7 +108,8 @@ impl Cm {
         }
     }
 
-    /// Creates an identifier whose events come to `channel`, with `cookie`. `qp_type` is `IBV_QPT_*`.
+    /// Creates an identifier whose events come to `channel`, with `cookie`. `qp_type` is `IBV_QPT_*`: that of
+    /// its queue pair, or of those that a listener's requests are for; 0: any.
     ///
     /// # Errors
     ///

@@ -151,7 +151,7 @@ impl Cm {
             }
             None => {}
         }
-        if port_space != space.code() {
+        if !self.config.takes_quipu || port_space != space.code() {
             let reply = Message::Reply {
                 status: status::UNSUPPORTED,
                 id: number,

@@ -24,6 +24,9 @@ const TOO_LONG: CallError = CallError::Invalid("the length of the private data")
 /// What a depth means that the peer did not say: as many as anybody asks for.
 const DEPTH_UNKNOWN: u8 = 128;
 
+/// The code of the greatest path MTU, 4096 B.
+const MAX_PATH_MTU: u8 = 5;
+
 /// What this side wants of the start-up.
 fn params(param: &Param) -> Params {
     Params::peer_to_peer(param.responder_resources.into(), param.initiator_depth.into())
@@ -50,7 +53,8 @@ pub(crate) fn offer_of(peer: SocketAddr, ird: Option<u16>, ord: Option<u16>) -> 
         initiator_depth: ord.map_or(DEPTH_UNKNOWN, depth),
         retry_count: 0,
         rnr_retry_count: 0,
-        path_mtu: 0,
+        // It does not say, and what this side has holds.
+        path_mtu: MAX_PATH_MTU,
         traffic_class: 0,
         ack_timeout: 0,
         gid: gid_of(peer.ip()),

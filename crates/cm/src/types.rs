@@ -21,6 +21,8 @@ pub struct Config {
     pub half_open: usize,
     /// And those among them from one address (IPv6: from one network of 64 bits).
     pub half_open_per_address: usize,
+    /// Whether requests of other Quipus are shown to listeners, and their look-ups.
+    pub takes_quipu: bool,
     /// Whether requests of plain iWARP adapters are shown to listeners of `RDMA_PS_TCP`.
     pub takes_plain: bool,
     /// Whether connections of `RDMA_PS_TCP` are asked for as a plain iWARP adapter does.
@@ -35,6 +37,7 @@ impl Default for Config {
             seed: [0; 32],
             half_open: 2048,
             half_open_per_address: 512,
+            takes_quipu: true,
             takes_plain: true,
             asks_plain: false,
         }

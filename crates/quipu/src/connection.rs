@@ -15,6 +15,8 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::qp::QueuePair;
 
+/// A listener's: requests for queue pairs of any type.
+const ANY: u8 = 0;
 /// `IBV_QPT_RC` and `IBV_QPT_UC`.
 const RC: u8 = 2;
 const UC: u8 = 3;
@@ -183,7 +185,7 @@ impl Listener {
     ///
     /// The address is not of this machine, or the port is taken.
     pub fn bind(device: &Device, address: SocketAddr) -> Result<Self, Error> {
-        let identifier = Identifier::new(device, RC)?;
+        let identifier = Identifier::new(device, ANY)?;
         let engine = &device.opened.engine;
         engine.cm_bind_addr(identifier.id, address)?;
         engine.cm_listen(identifier.id, BACKLOG)?;

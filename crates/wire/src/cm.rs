@@ -36,6 +36,9 @@ const KIND_RTU: u8 = 6;
 const KIND_DREQ: u8 = 7;
 const KIND_DREP: u8 = 8;
 
+/// `IBV_QPT_*` that have connections: RC, UC, and both ends of extended ones.
+const CONNECTED: [u8; 4] = [2, 3, 9, 10];
+
 const FLAG_SRQ: u8 = 1;
 const FLAG_FLOW_CONTROL: u8 = 2;
 const FLAG_ECE: u8 = 4;
@@ -148,6 +151,9 @@ impl Offer {
     }
 
     fn fields(bytes: &[u8], ece: Ece) -> Result<Self, WireError> {
+        if !CONNECTED.contains(&bytes[10]) {
+            return Err(WireError::OutOfRange("qp_type"));
+        }
         if !(1..=5).contains(&bytes[24]) {
             return Err(WireError::OutOfRange("path_mtu"));
         }

@@ -15,7 +15,7 @@ fn offer(input: &mut Input<'_>) -> Offer {
     };
     Offer {
         port_space,
-        qp_type: input.pick(&[2, 2, 4, 9, 10, 77]),
+        qp_type: input.pick(&[2, 2, 3, 9, 10, 77]),
         srq: flags & 1 != 0,
         flow_control: flags & 2 != 0,
         qpn: input.word(),

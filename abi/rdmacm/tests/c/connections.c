@@ -329,6 +329,94 @@ static void moved_with_the_listener(void)
 	rdma_destroy_event_channel(other);
 }
 
+/* Moves an identifier in a thread of its own, which waits for what is not acknowledged. */
+static struct {
+	struct rdma_cm_id *id;
+	struct rdma_event_channel *to;
+	volatile int done;
+} moving;
+
+static void *moves(void *unused)
+{
+	(void)unused;
+	CHECK(rdma_migrate_id(moving.id, moving.to) == 0);
+	moving.done = 1;
+	return NULL;
+}
+
+static pthread_t begin_to_move(struct rdma_cm_id *id, struct rdma_event_channel *to)
+{
+	pthread_t thread;
+	moving.id = id;
+	moving.to = to;
+	moving.done = 0;
+	CHECK(pthread_create(&thread, NULL, moves, NULL) == 0);
+	return thread;
+}
+
+/* Requests that come while rdma_migrate_id waits belong where the listener goes. */
+static void a_listener_that_is_being_moved(void)
+{
+	struct rdma_conn_param param = { .qp_num = 77 };
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res;
+	struct rdma_event_channel *other = rdma_create_event_channel();
+	struct rdma_cm_id *id, *active[2], *passive;
+	struct rdma_cm_event *event;
+	struct pollfd fd = { .events = POLLIN };
+	pthread_t thread;
+
+	CHECK(rdma_getaddrinfo("127.0.0.1", "0", &hints, &res) == 0);
+	CHECK(rdma_create_ep(&id, res, NULL, NULL) == 0 && rdma_listen(id, 0) == 0);
+	rdma_freeaddrinfo(res);
+	active[0] = resolved(here, RDMA_PS_TCP, rdma_get_src_port(id));
+	CHECK(rdma_connect(active[0], &param) == 0 && rdma_get_request(id, &passive) == 0);
+	active[1] = resolved(here, RDMA_PS_TCP, rdma_get_src_port(id));
+	fd.fd = id->channel->fd;
+	CHECK(rdma_connect(active[1], &param) == 0 && poll(&fd, 1, 30000) == 1);
+	thread = begin_to_move(id, other);
+	event = expect(other, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == id && id->channel == other && event->id->channel == other);
+	CHECK(rdma_destroy_id(event->id) == 0);
+	/* The first request is the listener's event. */
+	CHECK(!moving.done);
+	CHECK(rdma_ack_cm_event(event) == 0);
+	rdma_destroy_ep(passive);
+	CHECK(pthread_join(thread, NULL) == 0);
+	pass(here, RDMA_CM_EVENT_REJECTED);
+	pass(here, RDMA_CM_EVENT_REJECTED);
+	CHECK(rdma_destroy_id(active[0]) == 0 && rdma_destroy_id(active[1]) == 0);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(other);
+}
+
+/* The events of groups are the identifier's, too. */
+static void a_member_that_is_being_moved(void)
+{
+	struct rdma_event_channel *other = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	struct sockaddr_in in;
+	struct pollfd fd = { .events = POLLIN };
+	pthread_t thread;
+
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0);
+	in.sin_addr.s_addr = inet_addr("239.1.2.3");
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&in, NULL) == 0);
+	event = expect(here, RDMA_CM_EVENT_MULTICAST_JOIN);
+	in.sin_addr.s_addr = inet_addr("239.1.2.4");
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&in, NULL) == 0);
+	thread = begin_to_move(id, other);
+	fd.fd = other->fd;
+	CHECK(poll(&fd, 1, 30000) == 1);
+	usleep(20000);
+	CHECK(!moving.done && rdma_ack_cm_event(event) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
+	pass(other, RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(rdma_destroy_id(id) == 0);
+	rdma_destroy_event_channel(other);
+}
+
 /* What is said in refusing to tell where datagrams go arrives. */
 static void refused_datagrams(void)
 {
@@ -369,6 +457,8 @@ int main(void)
 	last_words(port, 0);
 	not_taken();
 	moved_with_the_listener();
+	a_listener_that_is_being_moved();
+	a_member_that_is_being_moved();
 	refused_datagrams();
 	CHECK(rdma_destroy_id(id) == 0);
 	rdma_destroy_event_channel(here);

@@ -131,13 +131,38 @@ fn requests_that_are_none_are_refused() {
     let reply = Setup::Reply(offer(), &[]).to_bytes();
     let cut = good[..40].to_vec();
     for data in [other_version, bad_mtu, other_space, plain, reply, cut, Vec::new()] {
-        let stream = pair.stranger(listener, "10.9.0.1:1").unwrap();
-        pair.say(stream, &request(PLAIN, &data));
-        assert!(!pair.is_open(stream), "{data:x?}");
-        assert_eq!(pair.closed.last(), Some(&(1, stream, false)), "the refusal gets there");
+        refused(&mut pair, listener, &data);
+    }
+    // Connections of datagrams, and of services that there are none of.
+    for qp_type in [0, 1, 4, 8, 11, 200] {
+        refused(&mut pair, listener, &Setup::Request(Offer { qp_type, ..offer() }, &[]).to_bytes());
     }
     pair.expect_nothing();
     assert_eq!(pair.nodes[1].cm.load().ids, 1);
+}
+
+/// A stranger's request, which is refused in due form.
+#[track_caller]
+fn refused(pair: &mut Pair, listener: IdKey, data: &[u8]) {
+    let stream = pair.stranger(listener, "10.9.0.1:1").unwrap();
+    pair.say(stream, &request(PLAIN, data));
+    assert!(!pair.is_open(stream), "{data:x?}");
+    assert_eq!(pair.closed.last(), Some(&(1, stream, false)), "the refusal gets there");
+}
+
+#[test]
+fn requests_for_a_device_that_is_not_shown_are_refused() {
+    let (mut pair, listener) = listening(Config { takes_quipu: false, ..Config::default() });
+    refused(&mut pair, listener, &Setup::Request(offer(), &[]).to_bytes());
+    let of_either = pair.listen(PortSpace::Ib, 5001, 0);
+    let other_space = Offer { port_space: 0x013f, ..offer() };
+    refused(&mut pair, of_either, &Setup::Request(other_space, &[]).to_bytes());
+    pair.expect_nothing();
+    assert_eq!(pair.nodes[1].cm.load().ids, 2);
+    // Those of plain iWARP have a device there.
+    let stream = pair.stranger(listener, "10.9.0.1:1").unwrap();
+    pair.say(stream, &request(PLAIN, b"of a plain iWARP adapter"));
+    pair.expect(1, EventKind::ConnectRequest);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Connections between two engines in simulated time.
 
-use crate::common::{Pair, SECOND};
+use crate::common::{Pair, RC, SECOND};
 use quipu_cm::{CallError, Ece, EventKind, Loss, Param, PortSpace, Refusal};
 
 fn param(data: &[u8]) -> Param {
@@ -459,6 +459,35 @@ fn nobody_connects_to_itself() {
         pair.expect(0, EventKind::AddrResolved);
         pair.expect(0, EventKind::RouteResolved);
         assert_eq!(pair.expect(0, EventKind::Rejected).status, status);
+        pair.expect_nothing();
+    }
+}
+
+/// The type that a listener was made with is that of its queue pairs to come; without one it takes any.
+#[test]
+fn a_listener_takes_requests_of_its_own_service() {
+    const UC: u8 = 3;
+    const XRC_SEND: u8 = 9;
+    const XRC_RECV: u8 = 10;
+    for (listens, asks, is_taken) in [
+        (RC, UC, false),
+        (RC, XRC_SEND, false),
+        (UC, RC, false),
+        (XRC_RECV, RC, false),
+        (XRC_RECV, XRC_RECV, false),
+        (UC, UC, true),
+        (XRC_RECV, XRC_SEND, true),
+        (0, UC, true),
+        (0, RC, true),
+    ] {
+        let mut pair = Pair::default();
+        pair.listen_as(listens, PortSpace::Tcp, 5000, 0);
+        pair.connect(5000, &Param { qp_type: asks, ..Param::default() });
+        if is_taken {
+            pair.expect(1, EventKind::ConnectRequest);
+        } else {
+            assert_eq!(pair.expect(0, EventKind::Rejected).status, 28, "{listens} {asks}");
+        }
         pair.expect_nothing();
     }
 }

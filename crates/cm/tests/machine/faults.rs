@@ -29,20 +29,21 @@ fn events_come_only_where_the_call_would_have_been_taken() {
         assert_eq!(cm.strike(idle, kind, -1), Err(CallError::WrongState), "{kind:?}");
         assert_eq!(cm.strike(active, kind, -1), Err(CallError::WrongState), "{kind:?}");
     }
-    for kind in CONNECTING {
+    for kind in CONNECTING.into_iter().chain([EventKind::AddrError]) {
         assert_eq!(cm.strike(addressed, kind, -1), Err(CallError::WrongState), "{kind:?}");
     }
     assert_eq!(cm.strike(active, EventKind::AddrError, -1), Err(CallError::WrongState));
     assert!(matches!(cm.strike(idle, EventKind::Established, 0), Err(CallError::Invalid(_))));
+    cm.strike(idle, EventKind::AddrError, -113).unwrap();
+    assert_eq!(pair.expect(0, EventKind::AddrError).status, -113);
+    let cm = &mut pair.nodes[0].cm;
     cm.destroy_id(idle).unwrap();
     assert_eq!(cm.strike(idle, EventKind::AddrError, -1), Err(CallError::NoSuchObject));
     pair.expect_nothing();
     let cm = &mut pair.nodes[0].cm;
     cm.strike(addressed, EventKind::RouteError, -110).unwrap();
-    cm.strike(addressed, EventKind::AddrError, -113).unwrap();
     cm.strike(active, EventKind::AddrChange, 0).unwrap();
     assert_eq!(pair.expect(0, EventKind::RouteError).status, -110);
-    assert_eq!(pair.expect(0, EventKind::AddrError).status, -113);
     assert_eq!(pair.expect(0, EventKind::AddrChange).id, active);
     // The connection stands as before.
     let now = pair.now;

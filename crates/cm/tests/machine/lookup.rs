@@ -1,7 +1,7 @@
 //! Look-ups of datagram services over a network that loses, doubles and delays.
 
 use crate::common::{Datagram, Pair, SECOND};
-use quipu_cm::{EventKind, IdKey, Param, PortSpace, Refusal};
+use quipu_cm::{Config, EventKind, IdKey, Param, PortSpace, Refusal};
 use quipu_wire::cm::{Lookup, SIDR_REQ_LEN};
 
 fn with_fate(fate: impl FnMut(usize) -> usize + 'static) -> Pair {
@@ -66,6 +66,16 @@ fn a_look_up_that_nobody_answers_is_given_up() {
     pair.pass(10 * SECOND);
     assert_eq!(pair.expect(0, EventKind::Unreachable).status, -110);
     assert!(pair.now - begin < 30 * SECOND);
+    pair.expect_nothing();
+}
+
+#[test]
+fn a_device_that_is_not_shown_has_no_services() {
+    let mut pair = Pair::new(Config { takes_quipu: false, ..Config::default() });
+    pair.listen(PortSpace::Udp, 5000, 0);
+    asking(&mut pair);
+    pair.run();
+    assert_eq!(pair.expect(0, EventKind::Unreachable).status, 1);
     pair.expect_nothing();
 }
 

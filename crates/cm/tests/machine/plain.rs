@@ -3,7 +3,7 @@
 
 use quipu_cm::{
     Action, CallError, ChannelKey, Cm, Config, Event, EventKind, HandOver, IdKey, Loss, Param,
-    PortSpace, Protocol, StreamKey,
+    PortSpace, Protocol, Refusal, StreamKey,
 };
 
 const RC: u8 = 2;
@@ -95,7 +95,8 @@ fn a_request_has_its_private_data_and_depths() {
         (EventKind::ConnectRequest, 7, &b"abc"[..])
     );
     assert_eq!((event.peer.responder_resources, event.peer.initiator_depth), (2, 4));
-    assert_eq!(world.cm.route(event.id).unwrap().protocol, Protocol::Iwarp);
+    let route = world.cm.route(event.id).unwrap();
+    assert_eq!((route.protocol, route.path_mtu), (Protocol::Iwarp, 5));
     // Of revision 1: the depths are not said.
     world.arrive(b"MPA ID Req Frame\x40\x01\0\0");
     let event = world.event();
@@ -130,10 +131,13 @@ fn a_connection_lives_as_long_as_its_stream() {
     let mut world = World::new(Config::default());
     let given = world.accepted();
     assert_eq!((given.qpn, given.ird, given.ord, given.initiator), (5, 2, 9, false));
-    assert_eq!(world.cm.establish(given.id), Err(CallError::WrongState), "the adapter says so");
+    assert_eq!(world.cm.establish(given.id), Ok(()));
+    assert_eq!(world.kinds(), [], "the adapter says so");
     world.cm.handle_established(given.id);
     world.cm.handle_established(given.id);
     assert_eq!(world.kinds(), [(EventKind::Established, 0)]);
+    assert_eq!(world.cm.establish(given.id), Ok(()));
+    assert_eq!(world.cm.establish(world.listener), Err(CallError::WrongState));
     world.cm.disconnect(SECOND, given.id).unwrap();
     world.cm.disconnect(SECOND, given.id).unwrap();
     assert_eq!(world.actions(), [Action::End { id: given.id }]);
@@ -209,6 +213,24 @@ fn replies_that_refuse_or_cannot_be_accepted() {
     let (mut world, _, stream) = asking();
     world.cm.handle_bytes(SECOND, stream, b"HTTP/1.1 400 Bad Request");
     assert_eq!(world.kinds(), [(EventKind::ConnectError, -71)]);
+}
+
+/// The same as where an adapter refuses. There is no message, and so no private data.
+#[test]
+fn a_port_that_nobody_listens_on_refuses() {
+    let (mut world, _, mut stream) = asking();
+    let event = loop {
+        world.cm.handle_lost(SECOND, stream, Loss::Refused);
+        if let Some(event) = world.cm.take_event(world.channel).unwrap() {
+            break event;
+        }
+        world.cm.handle_timeout(10 * SECOND);
+        let actions = world.actions();
+        let [Action::Connect { stream: next, .. }] = &actions[..] else { panic!("{actions:?}") };
+        stream = *next;
+    };
+    assert_eq!((event.kind, event.status), (EventKind::Rejected, -111));
+    assert_eq!(event.private_data.len(), 0);
 }
 
 /// An adapter that knows revision 1 only does not take a request of revision 2: it is asked once more, by
@@ -289,5 +311,15 @@ fn private_data_may_be_as_long_as_a_frame_allows() {
     // The peer's program gets all of them.
     let mut there = World::new(Config::default());
     there.arrive(first);
-    assert_eq!(there.event().private_data.len(), 508);
+    let request = there.event();
+    assert_eq!(request.private_data.len(), 508);
+    // So are the words that come with a refusal.
+    let refused = there.cm.reject(request.id, Refusal::Consumer, &[9; 509]);
+    assert!(matches!(refused, Err(CallError::Invalid(_))));
+    there.cm.reject(request.id, Refusal::Consumer, &[9; 508]).unwrap();
+    let actions = there.actions();
+    let [Action::Send { bytes, .. }, Action::Close { .. }] = &actions[..] else {
+        panic!("{actions:?}")
+    };
+    assert!(bytes.ends_with(&[9; 508]));
 }

@@ -146,6 +146,7 @@ impl Engine {
                 gid,
                 path_mtu,
                 seed,
+                takes_quipu: self.inner.config.devices.contains(&Device::Quipu0),
                 takes_plain: self.inner.config.devices.contains(&Device::QuipuIw0),
                 asks_plain: self.inner.config.cm_device == Device::QuipuIw0,
                 ..quipu_cm::Config::default()

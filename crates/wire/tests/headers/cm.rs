@@ -85,7 +85,9 @@ fn fields_out_of_range_are_refused() {
     };
     assert_eq!(broken(4, 2), Err(WireError::HelloVersion(2)));
     assert_eq!(broken(0, b'q'), Err(WireError::NotHello));
-    for (at, value) in [(5, 0), (5, 4), (7, 57), (12, 1), (16, 1), (22, 8), (23, 8), (24, 0)] {
+    for (at, value) in
+        [(5, 0), (5, 4), (7, 57), (10, 4), (12, 1), (16, 1), (22, 8), (23, 8), (24, 0)]
+    {
         assert!(matches!(broken(at, value), Err(WireError::OutOfRange(_))), "{at}");
     }
     for (at, value) in [(24, 6), (26, 32)] {
@@ -126,7 +128,8 @@ fn any_ece() -> impl Strategy<Value = Ece> {
 
 fn any_offer() -> impl Strategy<Value = Offer> {
     let counts = (any::<[u8; 2]>(), 0..8u8, 0..8u8, 1..6u8, any::<u8>(), 0..32u8);
-    let names = (any::<u16>(), any::<u8>(), any::<[bool; 2]>(), any::<[u8; 16]>(), any_ece());
+    let connected = prop_oneof![Just(2u8), Just(3), Just(9), Just(10)];
+    let names = (any::<u16>(), connected, any::<[bool; 2]>(), any::<[u8; 16]>(), any_ece());
     (names, 0..1u32 << 24, 0..1u32 << 24, counts).prop_map(|(names, qpn, psn, counts)| {
         let (port_space, qp_type, [srq, flow_control], gid, ece) = names;
         let ([responder_resources, initiator_depth], retry_count, rnr_retry_count, ..) = counts;

@@ -97,7 +97,14 @@ impl Pair {
 
     /// A listener at node 1.
     pub fn listen(&mut self, space: PortSpace, port: u16, backlog: i32) -> IdKey {
-        let id = self.id(1, space);
+        let kind = if space == PortSpace::Udp { UD } else { RC };
+        self.listen_as(kind, space, port, backlog)
+    }
+
+    /// The same for queue pairs of that type.
+    pub fn listen_as(&mut self, kind: u8, space: PortSpace, port: u16, backlog: i32) -> IdKey {
+        let node = &mut self.nodes[1];
+        let id = node.cm.create_id(node.channel, space, kind, 7).unwrap();
         let mut address = self.nodes[1].address;
         address.set_port(port);
         self.nodes[1].cm.bind(id, address).unwrap();
