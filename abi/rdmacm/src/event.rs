@@ -310,7 +310,7 @@ unsafe fn request(
             return false;
         };
         // Programs expect it to have a device: without one it is nothing to them, and the peer is refused.
-        if refresh(child).is_err() {
+        if refresh(child).is_err() && !state.book().keeps_requests {
             let _ = id::destroy(child);
             return false;
         }

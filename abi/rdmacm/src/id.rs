@@ -39,6 +39,9 @@ pub(crate) struct Book {
     pub(crate) connect_data: Vec<u8>,
     /// What queue pairs of requests are to be made with, of `rdma_create_ep`.
     pub(crate) endpoint: Option<(*mut ibv_pd, ibv_qp_init_attr)>,
+    /// A listener's requests stay though their device cannot be had yet: those of r* sockets wait in the
+    /// backlog.
+    pub(crate) keeps_requests: bool,
     /// The queue pair could not be brought up, and the program knows.
     pub(crate) failed: bool,
     /// Vendors' options, of a queue pair that the program moves by itself, and those of the peer.
@@ -84,6 +87,7 @@ impl IdState {
             initiator_depth: 0,
             connect_data: Vec::new(),
             endpoint: None,
+            keeps_requests: false,
             failed: false,
             local_ece: ibv_ece::default(),
             remote_ece: ibv_ece::default(),

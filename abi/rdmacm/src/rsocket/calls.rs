@@ -106,6 +106,8 @@ entry! {
             _ => return Err(Errno::EINVAL),
         }
         // SAFETY: the identifier is the socket's.
+        unsafe { crate::id::id(state.id) }?.book().keeps_requests = true;
+        // SAFETY: as above.
         system(unsafe { crate::address::rdma_listen(state.id, backlog) })?;
         state.phase = Phase::Listening;
         Ok(0)
