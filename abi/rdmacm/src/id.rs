@@ -291,8 +291,8 @@ pub(crate) unsafe fn migrate(
     Ok(())
 }
 
-/// The part of [`migrate`] that is done at once: a request that comes to the new channel already belongs there.
-/// How many events are to be acknowledged, the old channel, and whether that was the identifier's own.
+/// The part of [`migrate`] that is done at once: a request that comes to the new channel already belongs
+/// there. How many events are to be acknowledged, the old channel, and whether that was the identifier's own.
 ///
 /// # Safety
 ///
