@@ -107,7 +107,7 @@ pub struct Link {
     /// The GID of the peer's engine, for which alone it speaks. That it is an address of this host is for the
     /// world below to make sure.
     pub peer_gid: Gid,
-    /// Access to the peer's memory, if the host allows it in this direction.
+    /// Access to the peer's memory, if the host allows it: in both directions, or neither end has any.
     pub peer_memory: Option<Arc<dyn PeerMemory>>,
     /// The peer's directory of regions, if it gave one.
     pub peer_directory: Option<Segment>,
@@ -412,7 +412,7 @@ impl<P> Hub<P> {
     /// Notes, after something of one queue pair was taken back, whether the peer behind `link` may be in the
     /// middle of an access to it.
     pub(crate) fn begin_link_wait(&mut self, link: LinkId) {
-        // Where it has no access its word is about nothing.
+        // Without access here it has none either, and its word is about nothing.
         if let Some(link) = self.links.get_mut(link)
             && link.link.peer_memory.is_some()
         {
