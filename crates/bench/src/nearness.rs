@@ -55,6 +55,13 @@ pub(crate) fn same_state(one: f64, other: f64) -> bool {
     one <= other * OTHER && other <= one * OTHER
 }
 
+/// The one of these in whose state most of them are.
+pub(crate) fn commonest(lines: impl Iterator<Item = f64>) -> Option<f64> {
+    let lines: Vec<_> = lines.collect();
+    let like = |one: &f64| lines.iter().filter(|other| same_state(*one, **other)).count();
+    lines.iter().copied().max_by_key(like)
+}
+
 /// Whether numbers of a test and a size depend on it, so that it is asked for.
 pub(crate) fn asked(test: Test, size: u64) -> bool {
     size <= SHORT && test.op == Op::Send && matches!(test.kind, Kind::Latency | Kind::Stream)
@@ -112,13 +119,13 @@ impl Nearness {
         }
     }
 
-    /// What was measured, for people; `None` if the machine has one such state only.
-    pub(crate) fn note(&self) -> Option<String> {
+    /// How `what` was measured, for people; `None` if the machine has one such state only.
+    pub(crate) fn note(&self, what: &str) -> Option<String> {
         let [least, most] = self.range;
         (!same_state(least, most)).then(|| {
             format!(
-                "A cache line took {least:.0} to {most:.0} ns from one processor to the other and back. Short \
-                 sends are compared where that was the same: in {} of {} turns as when their round began.",
+                "A cache line took {least:.0} to {most:.0} ns from one processor to the other and back. {what} \
+                 compared where that was the same: in {} of {} turns as when their round began.",
                 self.kept, self.runs,
             )
         })
@@ -197,7 +204,7 @@ mod tests {
             Ok(())
         });
         assert_eq!((count, line, near.runs, near.kept), (1, Some(0.0), 1, 1));
-        assert_eq!(near.note(), None);
+        assert_eq!(near.note("All is"), None);
 
         // Here it is another than when the race began, at every look, though it stays the same.
         let mut apart = Nearness { at_start: 130.0, range: [0.0, 300.0], ..near };
@@ -208,7 +215,7 @@ mod tests {
         });
         assert_eq!((count, line, apart.runs, apart.kept), (1 + TRIES, Some(0.0), 2, 1));
         assert!(began.elapsed() >= PATIENCE * TRIES);
-        assert!(apart.note().is_some_and(|note| note.contains("in 1 of 2 turns")));
+        assert!(apart.note("All is").is_some_and(|note| note.contains("in 1 of 2 turns")));
 
         // Of what is left it spends no more than that, and nothing once it is gone.
         count = 0;

@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::model::{
     Detail, Footprint, Overhead, Path, Point, Ratio, Role, Sample, Series, Speed, Test,
 };
-use crate::nearness::{asked, same_state};
+use crate::nearness::{asked, commonest, same_state};
 use crate::plan::Plan;
 use crate::qpip::{Goodput, IdleCost, Rows, StageCost};
 use crate::stats;
@@ -121,9 +121,7 @@ fn summarize_all(all: &mut [Series]) {
 /// The line, in nanoseconds, in whose state most samples of a test were taken.
 fn commonest_line(all: &[Series], test: Test) -> Option<f64> {
     let points = all.iter().filter(|s| s.test == test).flat_map(|s| s.points.values());
-    let lines: Vec<_> = points.flat_map(|point| known(point).map(|(_, line)| line)).collect();
-    let like = |one: &f64| lines.iter().filter(|other| same_state(*one, **other)).count();
-    lines.iter().copied().max_by_key(like)
+    commonest(points.flat_map(|point| known(point).map(|(_, line)| line)))
 }
 
 /// The samples whose state is known, with it.

@@ -61,7 +61,7 @@ pub(crate) fn all_rounds(
         left_out: (0, String::new()),
     };
     let done = rounds.run(field);
-    field.notes.extend(rounds.nearness.as_ref().and_then(Nearness::note));
+    field.notes.extend(rounds.nearness.as_ref().and_then(|it| it.note("Short sends are")));
     (rounds.collector, done)
 }
 

@@ -15,8 +15,10 @@ const HELD: u32 = 1;
 
 /// Turns of the spin, each a pause instruction: a holder that is running lets go within it.
 const SPINS: u32 = 200;
-/// Yields of one who gives way: some tens of microseconds, as long as somebody who is woken takes to come.
-const YIELDS: u32 = 100;
+/// How long one who gives way looks out for one who is woken: first it keeps its processor, for as long as that
+/// takes where another is free, then it yields.
+const COMES_WITHIN: Duration = Duration::from_micros(50);
+const YIELDS_FOR: Duration = Duration::from_micros(500);
 /// How long a sleeper sleeps at most. Whoever lets go may miss one that is about to sleep: the lock is given
 /// back by a plain store, which the look for sleepers may overtake. In practice the kernel's own look at the
 /// word, on the way to sleep, comes long behind that store.
@@ -27,6 +29,8 @@ pub(crate) struct Lock<T> {
     state: AtomicU32,
     /// Somebody may sleep, and was not woken yet.
     awaited: AtomicBool,
+    /// How often it went to one who had to wait for it.
+    waits: AtomicU32,
     /// Whether waiting with a busy loop makes sense: not where there is one processor.
     spin: bool,
     data: UnsafeCell<T>,
@@ -43,8 +47,8 @@ pub(crate) struct Guard<'a, T> {
 impl<T> Lock<T> {
     /// A free lock. `spin` says whether more than one processor is there.
     pub(crate) fn new(data: T, spin: bool) -> Self {
-        let (state, awaited) = (AtomicU32::new(FREE), AtomicBool::new(false));
-        Self { state, awaited, spin, data: UnsafeCell::new(data) }
+        let (state, waits) = (AtomicU32::new(FREE), AtomicU32::new(0));
+        Self { state, awaited: AtomicBool::new(false), waits, spin, data: UnsafeCell::new(data) }
     }
 
     #[inline]
@@ -82,6 +86,11 @@ impl<T> Lock<T> {
 
     #[cold]
     fn lock_contended(&self) {
+        self.wait();
+        self.waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn wait(&self) {
         let turns = if self.spin { SPINS } else { 0 };
         for _ in 0..turns {
             std::hint::spin_loop();
@@ -103,16 +112,28 @@ impl<T> Lock<T> {
 impl<T> Guard<'_, T> {
     /// Gives the lock back, for somebody who takes it again at once, and again: whoever sleeps for it is
     /// woken, has a while to come, and would find it held each time otherwise.
+    ///
+    /// It is over as soon as one has come, even if that one is gone again, and by the clock: where others compute
+    /// on this processor, a single yield gives them milliseconds.
     pub(crate) fn give_way(self) {
         let lock = self.lock;
         let awaited = lock.awaited.load(Ordering::Relaxed);
+        let waits = lock.waits.load(Ordering::Relaxed);
         drop(self);
-        let yields = if awaited { YIELDS } else { 0 };
-        for _ in 0..yields {
-            if lock.is_held() {
+        if !awaited {
+            return;
+        }
+        let begun = Instant::now();
+        loop {
+            let waited = begun.elapsed();
+            if lock.waits.load(Ordering::Relaxed) != waits || waited > YIELDS_FOR {
                 return;
             }
-            std::thread::yield_now();
+            if lock.spin && waited < COMES_WITHIN {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
         }
     }
 }

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Role, Speed};
+use crate::nearness::{commonest, same_state};
+use crate::results::ENOUGH;
 use crate::stats;
 
 /// The part of the plan about QPIP.
@@ -238,6 +240,12 @@ pub struct Row {
     pub message: u32,
     /// In the rounds; `None` where it failed.
     pub rounds: Vec<Option<Measured>>,
+    /// Nanoseconds of a cache line from one processor to the other and back in each, if that was one state from
+    /// beginning to end.
+    pub lines_ns: Vec<Option<f64>>,
+    /// How many rounds the sums are of: those in the commonest state of all contenders of the figure and the
+    /// point, if there are enough.
+    pub counted: usize,
     /// Medians of each number.
     pub median: Measured,
     /// Quartiles of the value.
@@ -246,20 +254,33 @@ pub struct Row {
 
 impl Row {
     pub(crate) fn new(contender: Contender, figure: Figure, (mtu, message): (u32, u32)) -> Self {
-        let (median, rounds) = (Measured::default(), Vec::new());
-        Self { contender, figure, mtu, message, rounds, median, quartiles: [f64::NAN; 2] }
+        let (median, quartiles) = (Measured::default(), [f64::NAN; 2]);
+        let (rounds, lines_ns, counted) = (Vec::new(), Vec::new(), 0);
+        Self { contender, figure, mtu, message, rounds, lines_ns, counted, median, quartiles }
     }
 
     /// What its figure is over: octets of a message, or the MTU.
-    fn at(&self) -> u32 {
+    pub(super) fn at(&self) -> u32 {
         if self.figure == Figure::Sizes { self.message } else { self.mtu }
     }
 
-    /// Draws the sum.
-    pub(crate) fn finish(&mut self) {
-        let all = |number: fn(&Measured) -> f64| {
-            self.rounds.iter().flatten().map(number).collect::<Vec<_>>()
-        };
+    /// What came out in a round, and the line if that was one state.
+    fn sample(&self, round: usize) -> Option<(Measured, Option<f64>)> {
+        let measured = self.rounds.get(round).copied()??;
+        Some((measured, self.lines_ns.get(round).copied().flatten()))
+    }
+
+    fn samples(&self) -> impl Iterator<Item = (Measured, Option<f64>)> {
+        (0..self.rounds.len()).filter_map(|round| self.sample(round))
+    }
+
+    /// Draws the sum of samples of this line, if there are enough, or of all.
+    fn finish(&mut self, line_ns: Option<f64>) {
+        let of = |any| self.samples().filter(move |(_, line)| any || is_same(line_ns, *line));
+        let mixed = of(false).count() < ENOUGH;
+        let counted: Vec<_> = of(mixed).map(|(measured, _)| measured).collect();
+        self.counted = counted.len();
+        let all = |number: fn(&Measured) -> f64| counted.iter().map(number).collect::<Vec<_>>();
         let median = |number| stats::median(&all(number));
         self.quartiles = stats::quartiles(&all(|m| m.value));
         self.median = Measured {
@@ -285,7 +306,24 @@ impl Row {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Rows(pub Vec<Row>);
 
+/// Whether two states are known, and the same.
+fn is_same(one: Option<f64>, other: Option<f64>) -> bool {
+    one.zip(other).is_some_and(|(one, other)| same_state(one, other))
+}
+
 impl Rows {
+    /// These, with their sums: of all contenders of a figure and a point in one state, or the numbers of a
+    /// table could not be compared.
+    pub(super) fn finish(mut rows: Vec<Row>) -> Self {
+        for at in 0..rows.len() {
+            let point = (rows[at].figure, rows[at].at());
+            let race = rows.iter().filter(|row| (row.figure, row.at()) == point);
+            let line = commonest(race.flat_map(Row::samples).filter_map(|(_, line)| line));
+            rows[at].finish(line);
+        }
+        Self(rows)
+    }
+
     /// The row of a contender at an MTU, or with messages of a size where the figure is over that.
     pub(crate) fn row(&self, name: &str, figure: Figure, at: u32) -> Option<&Row> {
         self.0
@@ -302,7 +340,8 @@ impl Rows {
         all
     }
 
-    /// One's value by the other's, from the ratios within rounds.
+    /// One's value by the other's, from the ratios within rounds: those in which both ran in one state, if there
+    /// are enough.
     pub(crate) fn ratio(
         &self,
         (ours, theirs): (&str, &str),
@@ -311,12 +350,16 @@ impl Rows {
         number: fn(&Measured) -> f64,
     ) -> Option<Speed> {
         let (ours, theirs) = (self.row(ours, figure, at)?, self.row(theirs, figure, at)?);
-        let rounds = ours.rounds.iter().zip(&theirs.rounds);
-        let within = |(ours, theirs): (&Option<Measured>, &Option<Measured>)| {
-            Some(number(ours.as_ref()?) / number(theirs.as_ref()?))
+        let within = |round: usize| {
+            let ((ours, here), (theirs, there)) = (ours.sample(round)?, theirs.sample(round)?);
+            Some((number(&ours) / number(&theirs), is_same(here, there)))
         };
-        let ratios: Vec<_> = rounds.filter_map(within).collect();
-        ratio_of(&ratios)
+        let all: Vec<_> = (0..ours.rounds.len()).filter_map(within).collect();
+        let known = all.iter().filter(|(_, same)| *same).count();
+        let mixed = known < ENOUGH;
+        let counts = all.into_iter().filter(|(_, same)| *same || mixed);
+        let ratios: Vec<_> = counts.map(|(ratio, _)| ratio).collect();
+        ratio_of(&ratios).map(|speed| Speed { mixed, ..speed })
     }
 }
 
@@ -330,7 +373,7 @@ pub(super) fn ratio_of(ratios: &[f64]) -> Option<Speed> {
 pub(super) mod tests {
     use super::*;
 
-    /// A row with such values, and some load.
+    /// A row with such values of unknown state, and some load.
     pub(in crate::qpip) fn row(name: &str, figure: Figure, values: &[Option<f64>]) -> Row {
         let contender = CONTENDERS.iter().find(|c| c.name == name).unwrap();
         let mut row = Row::new(*contender, figure, (1500, 16384));
@@ -339,7 +382,7 @@ pub(super) mod tests {
             .iter()
             .map(|value| value.map(|value| Measured { value, cycles: 0.0, load }))
             .collect();
-        row.finish();
+        row.finish(None);
         row
     }
 
@@ -354,6 +397,32 @@ pub(super) mod tests {
         assert_eq!(rows.ratio((QPIP, KERNEL), Figure::RoundTripTcp, 1500, |m| m.value), None);
         assert_eq!(rows.points(Figure::Bulk), [1500]);
         assert_eq!(rows.0[0].median.load[1], Load { program: 0.5, adapter: 0.25, sleeps: 7.0 });
+    }
+
+    #[test]
+    fn what_is_compared_was_measured_in_one_state() {
+        let of = |name, values: [f64; 5], lines: [f64; 5]| {
+            let mut row = row(name, Figure::Bulk, &values.map(Some));
+            row.lines_ns = lines.map(Some).to_vec();
+            row
+        };
+        let slow_apart =
+            of(KERNEL, [100.0, 100.0, 100.0, 50.0, 50.0], [60.0, 70.0, 65.0, 300.0, 280.0]);
+        let ours = of(QPIP, [200.0, 20.0, 240.0, 220.0, 100.0], [60.0, 290.0, 70.0, 60.0, 300.0]);
+        let rows = Rows::finish(vec![slow_apart.clone(), ours.clone()]);
+        // Ten samples: the commonest state is that of six lines of 60 to 70 ns.
+        let row = rows.row(QPIP, Figure::Bulk, 1500).unwrap();
+        assert_eq!((row.median.value, row.counted), (220.0, 3));
+        let ratio = rows.ratio((QPIP, KERNEL), Figure::Bulk, 1500, |m| m.value).unwrap();
+        assert_eq!((ratio.speed, ratio.rounds, ratio.mixed), (2.0, 3, false));
+
+        // Too few in one state, or in a known one: all of them.
+        let unknown = Row { lines_ns: vec![None; 5], ..ours };
+        let rows = Rows::finish(vec![slow_apart, unknown]);
+        let row = rows.row(QPIP, Figure::Bulk, 1500).unwrap();
+        assert_eq!((row.median.value, row.counted), (200.0, 5));
+        let ratio = rows.ratio((QPIP, KERNEL), Figure::Bulk, 1500, |m| m.value).unwrap();
+        assert_eq!((ratio.speed, ratio.rounds, ratio.mixed), (2.0, 5, true));
     }
 
     #[test]

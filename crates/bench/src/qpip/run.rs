@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::model::{CONTENDERS, EndKind, Figure, Link, Measured, PlannedQpip, Row, Rows, Slice};
 use super::stage::{Order, Reply};
+use crate::nearness::Nearness;
 use crate::pair::{Launcher, lines_of};
 use crate::sys;
 
@@ -132,7 +133,8 @@ fn is_root(of: &std::fs::Metadata) -> bool {
 }
 
 /// Runs the part of the plan about QPIP with those that are wanted: what came out, and a word about what did
-/// not.
+/// not. All contenders of a figure and a point are a race, run while the processors are equally near to each
+/// other: programs and adapters hand each octet from one to the other.
 pub(crate) fn run(
     plan: &PlannedQpip,
     wanted: impl Fn(&str) -> bool,
@@ -146,8 +148,10 @@ pub(crate) fn run(
         Err(error) => return (Rows::default(), vec![format!("QPIP is not measured: {error:#}")]),
     };
     let (mut failures, mut notes) = (BTreeMap::new(), Vec::new());
+    let mut nearness = Nearness::new(cpus, time_of(plan, rows.len()));
     for round in 0..plan.rounds as usize {
         let count = rows.len();
+        let mut race = None;
         for turn in 0..count {
             // Whoever comes first in one round comes later in the next.
             let row = &mut rows[(turn + round) % count];
@@ -157,11 +161,19 @@ pub(crate) fn run(
                 continue;
             }
             bar.set_message(format!("round {}: QPIP, {}, MTU {}", round + 1, key.0, row.mtu));
+            if race.replace((row.figure, row.at())) != Some((row.figure, row.at())) {
+                nearness.begin();
+            }
             let takes = Duration::from_millis(2 * plan.slice_ms);
-            let outcome = stage.run(&Order::Slice(slice(plan, row)), takes);
+            let order = Order::Slice(slice(plan, row));
+            let (outcome, line_ns) = nearness.measure(|| stage.run(&order, takes));
             row.rounds.resize(round, None);
+            row.lines_ns.resize(round, None);
             match outcome {
-                Ok(measured) => row.rounds.push(Some(measured)),
+                Ok(measured) => {
+                    row.rounds.push(Some(measured));
+                    row.lines_ns.push(line_ns);
+                }
                 Err(error) => *failed = (failed.0 + 1, format!("{error:#}")),
             }
         }
@@ -170,9 +182,14 @@ pub(crate) fn run(
     for ((name, figure), (count, why)) in failures.iter().filter(|(_, failed)| failed.0 > 0) {
         notes.push(format!("{name}, {figure:?}, failed {count} times, at last: {why}"));
     }
+    notes.extend(nearness.note("QPIP is"));
     rows.retain(|row| row.rounds.iter().any(Option::is_some));
-    rows.iter_mut().for_each(Row::finish);
-    (Rows(rows), notes)
+    (Rows::finish(rows), notes)
+}
+
+/// About how long all of it takes.
+fn time_of(plan: &PlannedQpip, rows: usize) -> Duration {
+    Duration::from_millis(2 * plan.slice_ms) * plan.rounds * rows as u32
 }
 
 /// What is to be measured. Only streams of the usual size are of all MTUs: one octet fills none, and what a

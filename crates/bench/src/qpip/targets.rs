@@ -44,7 +44,7 @@ pub(crate) fn judge(rows: &Rows, idle: Option<&IdleCost>) -> Vec<Verdict> {
     let metric = "QPIP, own process, calls of a message of 1 B";
     let ns = calls.map(|row| row.median.value / MESSAGES);
     let ns = crate::targets::at_most(metric, ns, OVERHEAD_NS, "ns", "post and poll");
-    let rounds = calls.map_or(0, |row| row.rounds.iter().flatten().count());
+    let rounds = calls.map_or(0, |row| row.counted);
     all.push(of_rounds(ns, rounds));
     for mtu in rows.points(Figure::Bulk) {
         let ratio = |pair, number| rows.ratio(pair, Figure::Bulk, mtu, number);

@@ -24,7 +24,10 @@ pub(crate) fn list(wanted: impl Fn(&str) -> bool) -> String {
 /// Both figures as tables, and the tables.
 pub(super) fn tables(out: &mut String, results: &Results) {
     if let Some(rounds) = results.qpip.0.iter().map(|row| row.rounds.len()).max() {
-        let _ = writeln!(out, "QPIP on packet links: medians of {rounds} rounds\n");
+        let _ = writeln!(
+            out,
+            "QPIP on packet links: medians of {rounds} rounds, as far as the processors were equally near to each other\n"
+        );
     }
     round_trips(out, results);
     bulk(out, results);
