@@ -166,6 +166,45 @@ fn what_is_registered_already_stays_as_it_is() {
     drop(shared);
 }
 
+/// Other threads wait for them while pages are replaced.
+#[test]
+fn what_this_is_kept_in_stays_as_it_is() {
+    let own = turn().places().last().unwrap();
+    for (from, to) in [own, still::place_of(registry().unwrap())] {
+        let (start, end) = whole_pages((from, to));
+        let shared = share(start, (end - start) as u64, true).unwrap();
+        let books = registry().unwrap().lock();
+        let covers = |range: &Range| range.start < to && range.end > from;
+        assert!(!books.ranges.iter().any(covers));
+        drop(books);
+        drop(shared);
+    }
+}
+
+/// Something that gives memory back under its lock.
+struct Giving(Mutex<Option<Segment>>);
+
+impl Still for Giving {
+    fn hold(&self, act: &mut dyn FnMut()) {
+        drop(self.0.lock().unwrap().take());
+        act();
+    }
+}
+
+#[test]
+fn memory_can_be_given_back_while_pages_are_to_be_replaced() {
+    let given = allocate(mapped::page_size()).unwrap();
+    let giving = Arc::new(Giving(Mutex::new(Some(given))));
+    let held: Arc<dyn Still> = Arc::<Giving>::clone(&giving);
+    let member = Member::new(&held, [(0, 0); 2]);
+    let memory = Memory::of(2);
+    let shared = memory.share();
+    assert_eq!(memory.listed(), [(0, 2, 0)]);
+    assert!(giving.0.lock().unwrap().is_none());
+    drop((shared, member));
+    assert!(turn().places().all(|place| place != (0, 0)), "it need not hold still any more");
+}
+
 /// The list must not name pages for which the program has put others in place.
 #[test]
 fn a_range_that_was_replaced_in_part_is_not_listed() {
