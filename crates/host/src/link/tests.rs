@@ -327,3 +327,28 @@ fn nobody_speaks_for_an_address_of_another_host() {
         assert_eq!(peer.hear().is_some(), believed, "{address:?}");
     }
 }
+
+/// What it gives cannot be mapped: it opened the memory for reading only, or sealed it.
+#[test]
+fn a_peer_that_gives_memory_of_no_use_has_others_linked_all_the_same() {
+    let called = Called::new(PeerMemoryPolicy::Auto);
+    let sealed = || {
+        let arena_fd = segment::file(c"test", 1 << 20).unwrap();
+        let seal = libc::F_SEAL_FUTURE_WRITE;
+        // SAFETY: takes integers only.
+        assert_eq!(unsafe { libc::fcntl(arena_fd.as_raw_fd(), libc::F_ADD_SEALS, seal) }, 0);
+        arena_fd
+    };
+    let read_only = |peer: &Peer| {
+        let path = format!("/proc/self/fd/{}", peer.arena_fd.as_raw_fd());
+        std::fs::File::open(path).unwrap().into()
+    };
+    for name in [1, 2] {
+        let (mut peer, ..) = Peer::knock(called.at, name);
+        peer.arena_fd = if name == 1 { sealed() } else { read_only(&peer) };
+        let hello = Hello { engine: [name; 16], gid: own_gid(), proof_addr: 0 };
+        peer.say(Message::Hello(hello), &[&peer.arena_fd]);
+        assert!(peer.hear().is_none(), "it is no peer");
+        assert!(called.engine.enter().unwrap().links.usable);
+    }
+}
