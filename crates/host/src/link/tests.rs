@@ -352,3 +352,32 @@ fn a_peer_that_gives_memory_of_no_use_has_others_linked_all_the_same() {
         assert!(called.engine.enter().unwrap().links.usable);
     }
 }
+
+/// One that began an access later, for which another call waits, has time for it.
+#[test]
+fn who_was_not_seen_in_an_access_is_not_cut_off_for_it() {
+    let called = Called::new(PeerMemoryPolicy::Auto);
+    let stopped = Peer::linked(&called, 1);
+    let enter = |peer: &Peer| peer.arena.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
+    let busy = Peer::linked(&called, 2);
+    let end = Instant::now() + PATIENCE;
+    while called.links() < 2 {
+        assert!(Instant::now() < end, "no second link");
+    }
+    let regions = [called.region(), called.region()];
+    let mut core = called.engine.enter().unwrap();
+    let now = core.now();
+    let mut seen = Vec::new();
+    for (peer, (_, region)) in [&stopped, &busy].into_iter().zip(&regions) {
+        seen.push(core.adapter.restless());
+        enter(peer);
+        core.adapter.dereg_mr(now, *region).unwrap();
+        assert!(!core.adapter.memory_is_quiet());
+    }
+    core.cut_restless(&seen[1]);
+    assert_eq!(core.links.by_link.len(), 1);
+    drop(core);
+    assert!(stopped.hear().is_none());
+    busy.arena.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
+    assert!(called.engine.enter().unwrap().adapter.memory_is_quiet());
+}
