@@ -536,8 +536,8 @@ impl Core {
         }
     }
 
-    /// Ends the links to peers that are still in the middle of the access that they were seen in, to memory that
-    /// was withdrawn.
+    /// Ends the links to peers that are still in the middle of the access, to memory that was withdrawn, in
+    /// which they were seen.
     pub(crate) fn cut_restless(&mut self, seen: &[Restless]) {
         let now = self.clock.now();
         for link in self.adapter.still_restless(seen) {

@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -74,7 +75,8 @@ struct Range {
     id: u32,
     start: usize,
     end: usize,
-    file: OwnedFd,
+    /// Closed if it is still there.
+    file: ManuallyDrop<OwnedFd>,
     inode: u64,
     /// Registrations.
     users: usize,
@@ -95,7 +97,7 @@ impl Drop for Shared {
         // In a child of fork it is the parent's.
         if current().is_some_and(|registry| ptr::eq(registry, self.registry)) {
             let gone = self.registry.lock().release(&self.ids, self.live);
-            for range in gone.iter().filter(|range| range.own) {
+            for range in gone.iter().filter(|range| range.own && range.has_file()) {
                 // Peers may have it mapped for as long as they have nothing to do with this process.
                 let _ = sys::punch_hole(&range.file, (range.end - range.start) as u64);
             }
@@ -376,7 +378,7 @@ impl Books {
     ) -> io::Result<u32> {
         let inode = segment::settled(&file)?.inode;
         self.last_id = self.last_id.wrapping_add(1);
-        let id = self.last_id;
+        let (id, file) = (self.last_id, ManuallyDrop::new(file));
         self.ranges.push(Range { id, start, end, file, inode, users, own });
         Ok(id)
     }
@@ -404,7 +406,22 @@ impl Books {
     }
 }
 
+impl Drop for Range {
+    fn drop(&mut self) {
+        if self.has_file() {
+            // SAFETY: nobody uses it any more.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
 impl Range {
+    /// Whether the file is still there. A program that has closed what it does not know may have one of its
+    /// own by its number.
+    fn has_file(&self) -> bool {
+        segment::settled(&self.file).is_ok_and(|found| found.inode == self.inode)
+    }
+
     /// Whether a part shows those pages of the file that belong there.
     fn holds(&self, part: Part) -> bool {
         let Part::Ours { start, end, inode, offset } = part else { return false };

@@ -383,6 +383,56 @@ fn a_child_does_as_it_likes(prepare: impl FnOnce()) {
     drop(shares);
 }
 
+/// As programs do that close all that they do not know.
+#[test]
+fn a_file_of_the_program_that_has_the_number_of_shared_pages_keeps_its_contents() {
+    const TEST: &str = "pages::tests::\
+        a_file_of_the_program_that_has_the_number_of_shared_pages_keeps_its_contents";
+    if !is_alone(TEST) {
+        return;
+    }
+    let memory = allocate(mapped::page_size()).unwrap();
+    let number = registry().unwrap().lock().ranges[0].file.as_raw_fd();
+    let path = std::env::temp_dir().join(format!("quipu-pages-{}", std::process::id()));
+    std::fs::write(&path, [7; 10_000]).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    // SAFETY: takes integers; what had the number is closed, as a program may do that knows no better.
+    assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
+    drop(memory);
+    let found = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(found == [7; 10_000]);
+}
+
+#[test]
+fn a_file_of_the_program_that_has_the_number_of_a_spare_descriptor_stays_open() {
+    const TEST: &str = "pages::tests::\
+        a_file_of_the_program_that_has_the_number_of_a_spare_descriptor_stays_open";
+    if !is_alone(TEST) {
+        return;
+    }
+    let memory = Memory::of(1);
+    let shared = memory.share();
+    let theirs = File::open("/proc/self/stat").unwrap();
+    for number in child::spares() {
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+    }
+    let numbers = child::spares();
+    // SAFETY: the child makes system calls only, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_open = |&number: &i32| crate::fork::identity(number).is_some();
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!numbers.iter().all(is_open))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for a child of our own.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child has lost its files");
+    drop(shared);
+}
+
 #[test]
 fn memory_that_is_given_away_is_listed_while_it_lives() {
     let shares = |which| SharedRegions::new(which).allocate(10_000);
