@@ -26,7 +26,7 @@ use crate::receive::replies::{oldest_unanswered, status_of};
 use crate::receive::stream::owe;
 use crate::requester;
 use crate::responder;
-use crate::stream::{Answer, StreamPath};
+use crate::stream::{Answer, StreamPath, sink_of};
 use crate::types::{Access, AsyncEvent, ConnId, QpId, QpState, Time};
 
 /// The STag of both ends of a ready-to-receive read, which touches no memory. Not 0: some adapters refuse
@@ -297,10 +297,10 @@ fn read_at_fault(qp: &Qp, terminate: &Terminate) -> Option<u32> {
     if header.qn != rdmap::queue::REQUEST {
         return None;
     }
-    let named = terminate.read_request.map(|request| request.sink_stag.0);
+    let named = terminate.read_request.map(|request| request.sink_stag);
     let mut unanswered = qp.sq.in_progress().filter(|&at| !qp.sq.wqe(at).answered);
     match named {
-        Some(named) => unanswered.find(|&at| at == named),
+        Some(named) => unanswered.find(|&at| sink_of(at) == named),
         None => oldest_unanswered(qp),
     }
 }
