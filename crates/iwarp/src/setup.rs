@@ -208,8 +208,8 @@ impl Rtr {
     }
 }
 
-/// The reads that a responder must answer at a time if it wants `ird`: an initiator that is to open the stream
-/// by a Read may send none unless one is granted, and Linux siw then gives up.
+/// The reads that a responder must answer at a time if it wants `ird`: an initiator that is to open the
+/// stream by a Read may send none unless one is granted, and Linux siw then gives up.
 pub fn rtr_ird(rtr: Option<Rtr>, ird: u16) -> u16 {
     if rtr == Some(Rtr::Read) { ird.max(1) } else { ird }
 }
