@@ -154,7 +154,7 @@ fn receive(world: &mut World, input: &mut Input<'_>) {
         (0..input.byte() % 4).map(|_| world.sge(input.count(), input.count(), lkey)).collect();
     let list = if list.is_empty() && input.flag() { vec![world.whole(lkey)] } else { list };
     let posted = if index == 1 {
-        world.adapter.post_srq_recv(world.srq, 2, &list)
+        world.adapter.post_srq_recv(world.now, world.srq, 2, &list)
     } else {
         world.adapter.post_recv(world.now, id, 2, &list)
     };

@@ -8,6 +8,12 @@ use crate::probe::Probe;
 use crate::types::{ChannelId, Completion, CqId, QpNum, Time};
 
 impl<P> Hub<P> {
+    /// Whether it matters when a completion of a queue is made.
+    #[inline]
+    pub(crate) fn is_timed(&self, id: CqId) -> bool {
+        self.cqs.get(id).is_some_and(Cq::is_timed)
+    }
+
     /// An event of a queue is held back for a while, if it is not already.
     #[cold]
     pub(crate) fn hold_back(&mut self, id: CqId, period_ns: u64) {

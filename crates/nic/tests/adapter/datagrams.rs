@@ -387,7 +387,7 @@ fn many_senders_take_turns_into_one_shared_receive_queue() {
     let receiver = pair.datagram_qp_with(1, |init| init.srq = Some(srq));
     for wr_id in 0..12 {
         let sge = there.sge(100 * wr_id as usize, 60);
-        pair.hosts[1].adapter.post_srq_recv(srq, wr_id, &[sge]).unwrap();
+        pair.hosts[1].adapter.post_srq_recv(pair.now, srq, wr_id, &[sge]).unwrap();
     }
     let to = To::Datagram { ah: pair.ah(0), qpn: pair.number(1, receiver).0, qkey: QKEY };
     let senders: Vec<QpId> = (0..3).map(|_| pair.datagram_qp(0)).collect();

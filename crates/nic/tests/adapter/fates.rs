@@ -313,10 +313,10 @@ fn shared_receives_that_are_held_back_make_peers_wait() {
             pair.connect_with([own, peer], |attr| attr.rnr_retry = rnr_retry);
             let start = pair.now;
             let adapter = &mut pair.hosts[1].adapter;
-            adapter.post_srq_recv(srq, 50, &[]).unwrap();
+            adapter.post_srq_recv(start, srq, 50, &[]).unwrap();
             let held = Fate::From(start.after(20 * MS));
             adapter.post_srq_recv_fated(start, srq, 51, &[], held).unwrap();
-            adapter.post_srq_recv(srq, 52, &[]).unwrap();
+            adapter.post_srq_recv(start, srq, 52, &[]).unwrap();
             for wr_id in 1..4 {
                 pair.send(0, own, wr_id, SendOp::Send, &[]);
             }

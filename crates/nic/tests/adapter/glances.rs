@@ -86,7 +86,10 @@ impl Met {
         for wr_id in wr_ids {
             let sges = [self.buffers[host].sge(32, 8)];
             match self.srq.filter(|_| host == 0) {
-                Some(srq) => self.pair.hosts[0].adapter.post_srq_recv(srq, wr_id, &sges).unwrap(),
+                Some(srq) => self.pair.hosts[0]
+                    .adapter
+                    .post_srq_recv(self.pair.now, srq, wr_id, &sges)
+                    .unwrap(),
                 None => self.pair.recv(host, self.qps[host], wr_id, &sges),
             }
         }
