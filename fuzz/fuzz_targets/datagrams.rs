@@ -267,7 +267,7 @@ impl World {
     fn manage(&mut self, input: &mut Input<'_>) {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
         let index = usize::from(input.byte()) % self.qps.len();
-        let (id, group) = (self.qps[index], IpAddr::from(GROUP));
+        let (id, group) = (self.qps[index], Gid::from(IpAddr::from(GROUP)));
         match input.byte() % 7 {
             4 => self.steer(input),
             6 => self.route(index % 2, input),

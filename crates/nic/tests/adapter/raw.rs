@@ -397,7 +397,7 @@ fn strangers_get_nowhere() {
     assert_eq!(deliver(&mut bench, segment, message, &frame), 0);
     // A frame to a queue pair of datagrams that is attached to the segment's group.
     let adapter = &mut bench.pair.hosts[1].adapter;
-    adapter.attach_multicast(datagrams, segment).unwrap();
+    adapter.attach_multicast(datagrams, Gid::from(segment)).unwrap();
     assert_eq!(bench.drops().no_queue_pair, 2);
     assert_eq!(deliver(&mut bench, segment, good, &frame), 1, "the raw packet queue pair");
 }
@@ -420,12 +420,12 @@ fn a_raw_packet_queue_pair_sends_frames_to_nobody_in_particular() {
     assert!(matches!(post(adapter, SendOp::SendImm(1), To::Peer), Err(Fault::Invalid(_))));
     let write = SendOp::Write { addr: 0, rkey: 0 };
     assert!(matches!(post(adapter, write, To::Peer), Err(Fault::Invalid(_))));
-    let group = IpAddr::from([239, 1, 2, 3]);
+    let group = Gid::from(IpAddr::from([239, 1, 2, 3]));
     assert!(adapter.attach_multicast(bench.sender, group).is_err());
     // The group of the segment is its own by its rules, and by them alone.
     let (flow, segment) =
         (adapter.create_flow(bench.sender, FlowRule::default()).unwrap(), adapter.segment());
-    assert!(adapter.detach_multicast(bench.sender, segment).is_err());
+    assert!(adapter.detach_multicast(bench.sender, Gid::from(segment)).is_err());
     assert_eq!(adapter.destroy_flow(flow), Ok(true));
     assert!(post(adapter, SendOp::Send, To::Peer).is_ok());
 }
