@@ -505,7 +505,7 @@ fn memory(world: &mut World, input: &mut Input<'_>) {
             let max_wr = (max_wr % 4 == 0).then_some(max_wr);
             let _ = world.adapter.modify_srq(world.srq, max_wr, Some(limit));
         }
-        4 => drop(world.adapter.req_notify_cq(cq, input.flag())),
+        4 => drop(world.adapter.req_notify_cq(world.now, cq, input.flag())),
         5 => drop(world.adapter.dealloc_pd(world.pd)),
         6 => drop(world.adapter.destroy_cq(cq)),
         _ => drop(world.adapter.destroy_srq(world.srq)),

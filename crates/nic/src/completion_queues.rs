@@ -5,7 +5,7 @@ use crate::cq::{Cq, Pushed};
 use crate::error::Fault;
 use crate::event::Event;
 use crate::probe::Probe;
-use crate::types::{ChannelId, Completion, CqId, QpNum, Time};
+use crate::types::{ChannelId, Completion, CqId, QpNum, Time, TimeSource};
 
 impl<P> Hub<P> {
     /// Whether it matters when a completion of a queue is made.
@@ -195,8 +195,16 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// No such queue.
-    pub fn req_notify_cq(&mut self, id: CqId, solicited_only: bool) -> Result<(), Fault> {
+    pub fn req_notify_cq(
+        &mut self,
+        now: impl TimeSource,
+        id: CqId,
+        solicited_only: bool,
+    ) -> Result<(), Fault> {
         let pushed = self.cq(id)?.request_notify(solicited_only);
+        if let Pushed::Held(_) = pushed {
+            self.hub.now = now.time(true);
+        }
         self.hub.tell(id, pushed);
         Ok(())
     }

@@ -126,7 +126,7 @@ fn posts_read_the_clock_where_a_queue_keeps_the_time_and_nowhere_else() {
 fn an_event_tells_of_what_came_before_it_was_asked_for() {
     let (mut pair, qps, cq) = watched(32);
     let asked = |pair: &mut Pair| {
-        pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+        pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
         pair.run();
         told(pair)
     };
@@ -145,7 +145,7 @@ fn an_event_tells_of_what_came_before_it_was_asked_for() {
 fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
     let (mut pair, qps, cq) = watched(32);
     pair.hosts[0].adapter.moderate_cq(cq, 4, 2_000_000).unwrap();
-    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
     for wr_id in 0..3 {
         write(&mut pair, qps, wr_id);
     }
@@ -155,7 +155,7 @@ fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
     // The period of those is no business of the next.
     let until = pair.now.after(1_500_000);
     pair.run_until(until);
-    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
     write(&mut pair, qps, 4);
     let until = pair.now.after(1_000_000);
     pair.run_until(until);
@@ -163,8 +163,20 @@ fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
     let until = pair.now.after(2_000_000);
     pair.run_until(until);
     assert_eq!(told(&mut pair), 1, "the period is over");
+    // It begins when the event is asked for, of what came long before, too.
+    let mut taken = [Completion::default(); 8];
+    assert_eq!(pair.hosts[0].adapter.poll_cq(cq, &mut taken), Ok(5));
+    write(&mut pair, qps, 6);
+    pair.now = pair.now.after(10_000_000);
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
+    for (ns, events) in [(1_000_000, 0), (2_000_000, 1)] {
+        let until = pair.now.after(ns);
+        pair.run_until(until);
+        assert_eq!(told(&mut pair), events);
+    }
+    assert_eq!(pair.hosts[0].adapter.poll_cq(cq, &mut taken), Ok(1));
     // Nothing is held back by a queue that is gone.
-    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
     write(&mut pair, qps, 5);
     let now = pair.now;
     pair.hosts[0].adapter.destroy_qp(now, qps[0]).unwrap();

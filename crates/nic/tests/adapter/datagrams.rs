@@ -129,7 +129,7 @@ fn inline_payload_and_scattered_receives() {
         payload: Payload::Inline(b"inline"),
     };
     let cq = bench.pair.hosts[1].cq;
-    bench.pair.hosts[1].adapter.req_notify_cq(cq, true).unwrap();
+    bench.pair.hosts[1].adapter.req_notify_cq(bench.pair.now, cq, true).unwrap();
     bench.pair.send_datagram(0, bench.qps[0], &wr).unwrap();
     bench.pair.run();
     assert_eq!(bench.received()[0].byte_len, 46);

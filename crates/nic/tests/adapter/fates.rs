@@ -142,7 +142,7 @@ fn completions_show_up_late_and_in_order() {
         pair.recv(1, qps[1], 51, &[]);
         let cqs = [0, 1].map(|host| pair.hosts[host].cq);
         for host in 0..2 {
-            pair.hosts[host].adapter.req_notify_cq(cqs[host], false).unwrap();
+            pair.hosts[host].adapter.req_notify_cq(pair.now, cqs[host], false).unwrap();
         }
         fated_send(&mut pair, qps[0], 1, SendOp::Send, &[], Fate::Late(9 * MS));
         pair.send(0, qps[0], 2, SendOp::Send, &[]);

@@ -430,7 +430,7 @@ fn completion_events_come_once_and_solicited_ones_when_asked() {
     for way in WAYS {
         let (mut pair, qps) = connected(way);
         let cq = pair.hosts[1].cq;
-        pair.hosts[1].adapter.req_notify_cq(cq, true).unwrap();
+        pair.hosts[1].adapter.req_notify_cq(pair.now, cq, true).unwrap();
         let flags = [SendFlags::empty(), SendFlags::SOLICITED, SendFlags::SOLICITED];
         for (wr_id, flags) in flags.into_iter().enumerate() {
             pair.recv(1, qps[1], wr_id as u64, &[]);
