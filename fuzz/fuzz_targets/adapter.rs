@@ -154,7 +154,7 @@ fn receive(world: &mut World, input: &mut Input<'_>) {
         (0..input.byte() % 4).map(|_| world.sge(input.count(), input.count(), lkey)).collect();
     let list = if list.is_empty() && input.flag() { vec![world.whole(lkey)] } else { list };
     let posted = if index == 1 {
-        world.adapter.post_srq_recv(world.srq, 2, &list)
+        world.adapter.post_srq_recv(world.now, world.srq, 2, &list)
     } else {
         world.adapter.post_recv(world.now, id, 2, &list)
     };
@@ -509,7 +509,7 @@ fn memory(world: &mut World, input: &mut Input<'_>) {
             let max_wr = (max_wr % 4 == 0).then_some(max_wr);
             let _ = world.adapter.modify_srq(world.srq, max_wr, Some(limit));
         }
-        4 => drop(world.adapter.req_notify_cq(cq, input.flag())),
+        4 => drop(world.adapter.req_notify_cq(world.now, cq, input.flag())),
         5 => drop(world.adapter.dealloc_pd(world.pd)),
         6 => drop(world.adapter.destroy_cq(cq)),
         _ => drop(world.adapter.destroy_srq(world.srq)),

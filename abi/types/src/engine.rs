@@ -107,6 +107,8 @@ pub enum EngineStatus {
     Denied = 22,
     /// This host has no addresses of that family \[EAFNOSUPPORT\].
     NoSuchFamily = 23,
+    /// It is no descriptor \[EBADF\].
+    BadDescriptor = 24,
 }
 
 impl EngineStatus {

@@ -254,8 +254,8 @@ pub(crate) struct Hub<P> {
     /// Queue pairs with datagrams to send, each once, in the order of service.
     pub(crate) datagrams_ready: VecDeque<QpId>,
     pub(crate) datagram_drops: DatagramDrops,
-    /// Multicast groups with those attached to them; none is empty.
-    pub(crate) groups: BTreeMap<IpAddr, Vec<QpId>>,
+    /// Multicast groups with those attached to them, and the names by which; none is empty.
+    pub(crate) groups: BTreeMap<IpAddr, Vec<(QpId, Gid)>>,
     /// Which frames go to which queue pairs.
     pub(crate) rules: Rules,
     /// Where they count what they match.
