@@ -18,8 +18,8 @@ const OF_RELIABLE: u32 = IBV_QP_MAX_DEST_RD_ATOMIC
     | IBV_QP_MAX_QP_RD_ATOMIC
     | IBV_QP_TIMEOUT;
 
-/// The attributes that `ibv_modify_qp` needs for a state. They are those of the identifier's type, of which its
-/// queue pair need not be; one of XRC ignores what it does not have.
+/// The attributes that `ibv_modify_qp` needs for a state. They are those of the identifier's type, of which
+/// its queue pair need not be; one of XRC ignores what it does not have.
 ///
 /// # Safety
 ///
