@@ -266,6 +266,11 @@ fn with_crc(mut fpdu: Vec<u8>) -> Vec<u8> {
     fpdu
 }
 
+/// The sink of the read at a position of the send queue.
+fn sink(position: u32) -> Stag {
+    Stag(1 << 31 | position)
+}
+
 /// A message that a peer might send, perhaps with a bit of its header turned.
 fn segment(world: &mut World, input: &mut Input<'_>) {
     use UntaggedOp as Op;
@@ -291,8 +296,7 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
         0 | 1 => data(&mut begin(sender, untagged[usize::from(which)], number, srq), sender),
         2..=4 => data(&mut begin(sender, untagged[usize::from(which)], stag, srq), sender),
         5 | 6 => data(&mut sender.begin_tagged(TaggedOp::Write, Stag(stag), to), sender),
-        // The sink of a read is its position in the queue.
-        7 => data(&mut sender.begin_tagged(TaggedOp::ReadResponse, Stag(number), 0), sender),
+        7 => data(&mut sender.begin_tagged(TaggedOp::ReadResponse, sink(number), 0), sender),
         8 | 9 => {
             let (sink_stag, source_stag) = (Stag(number), Stag(stag));
             let ask = ReadRequest { sink_stag, sink_to: to, size, source_stag, source_to: to };
@@ -347,7 +351,7 @@ fn long(world: &mut World, input: &mut Input<'_>) {
         0 => begin(sender, UntaggedOp::Send, number, None),
         1 => begin(sender, UntaggedOp::SendImm, number, None),
         2 => sender.begin_tagged(TaggedOp::Write, Stag(stag), to),
-        _ => sender.begin_tagged(TaggedOp::ReadResponse, Stag(number), 0),
+        _ => sender.begin_tagged(TaggedOp::ReadResponse, sink(number), 0),
     };
     let mut out = vec![0; len as usize + 100];
     let remaining = len + if more { 10_000 } else { 0 };

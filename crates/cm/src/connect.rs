@@ -189,7 +189,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Refuses a request, or a reply.
+    /// Refuses a request, or a reply. Of QPIP the private data are left out.
     ///
     /// # Errors
     ///
@@ -198,8 +198,10 @@ impl Cm {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         let most = match id.protocol {
             Protocol::Iwarp => MAX_USER_DATA,
-            _ if id.is_datagram() => wire::SIDR_REP_DATA,
-            _ => wire::REJ_DATA,
+            // It has no room for any: what counts is the refusal.
+            Protocol::Qpip => usize::MAX,
+            Protocol::Quipu if id.is_datagram() => wire::SIDR_REP_DATA,
+            Protocol::Quipu => wire::REJ_DATA,
         };
         if data.len() > most {
             return Err(CallError::Invalid("the length of the private data"));
@@ -509,6 +511,10 @@ impl Cm {
             }
             State::Disconnecting => self.finish_disconnect(now, key, 0),
             State::Responded if id.ended_early => self.drop_stream(key, true),
+            // So iWARP adapters tell of a peer that closes in place of a reply.
+            State::Connecting if id.protocol == Protocol::Iwarp && status == -errno::CONNRESET => {
+                self.fail(key, EventKind::Rejected, status);
+            }
             State::Connecting | State::Responded | State::Accepted => {
                 self.fail(key, EventKind::ConnectError, status);
             }

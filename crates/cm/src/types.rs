@@ -365,6 +365,12 @@ pub enum Action {
         /// Whose peer.
         id: IdKey,
     },
+    /// Bind a socket of `id` as before, so that nobody else gets its port: its connection was refused, and is
+    /// tried once more after a pause.
+    Hold {
+        /// Who connects.
+        id: IdKey,
+    },
     /// Open a TCP connection from the socket of `id` and send `first` once it stands.
     Connect {
         /// Its name from now on.

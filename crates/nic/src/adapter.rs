@@ -13,7 +13,7 @@ use crate::counters::AdapterCounters;
 use crate::cq::{Cq, Pushed};
 use crate::datagram::{Ah, DatagramDrops};
 use crate::event::{Action, Event};
-use crate::link::{LinkState, PeerMemory};
+use crate::link::{LinkState, PeerMemory, Restless};
 use crate::port::LinkLayer;
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
@@ -286,6 +286,8 @@ pub(crate) struct Hub<P> {
     /// Queue pairs whose end is postponed, since when, and when they are looked at next.
     pub(crate) endings: Vec<QpId>,
     pub(crate) endings_since: Time,
+    /// The peers that they waited for then.
+    pub(crate) endings_seen: Vec<Restless>,
     pub(crate) endings_alarm: Option<Time>,
     /// Memory taken back that same-host peers may still be in the middle of an access to.
     pub(crate) withdrawn: Vec<Withdrawn>,
@@ -452,6 +454,7 @@ impl<P: Probe> Adapter<P> {
                 own_memory: None,
                 endings: Vec::new(),
                 endings_since: Time(0),
+                endings_seen: Vec::new(),
                 endings_alarm: None,
                 withdrawn: Vec::new(),
                 starved: None,

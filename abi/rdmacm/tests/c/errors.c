@@ -18,7 +18,7 @@ static void channels(void)
 static void identifiers(struct rdma_event_channel *channel)
 {
 	struct sockaddr_in in;
-	struct sockaddr_storage ib = { .ss_family = 27 };
+	struct sockaddr_storage ib = { .ss_family = 27 }, none = { 0 };
 	struct sockaddr_in6 wildcard = { .sin6_family = AF_INET6 };
 	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = in6addr_loopback };
 	struct sockaddr_in6 nowhere = { .sin6_family = AF_INET6, .sin6_scope_id = 999999,
@@ -36,6 +36,11 @@ static void identifiers(struct rdma_event_channel *channel)
 	FAILS(rdma_bind_addr(id, NULL), EINVAL);
 	FAILS(rdma_bind_addr(id, (struct sockaddr *)&ib), EAFNOSUPPORT);
 	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ib, 1), EAFNOSUPPORT);
+	FAILS(rdma_bind_addr(id, (struct sockaddr *)&none), EINVAL);
+	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&none, 1), EINVAL);
+	FAILS(rdma_resolve_addr(id, (struct sockaddr *)&none, (struct sockaddr *)&six, 1), EINVAL);
+	FAILS(rdma_join_multicast(id, (struct sockaddr *)&none, NULL), EINVAL);
+	FAILS(rdma_leave_multicast(id, (struct sockaddr *)&none), EINVAL);
 	FAILS(rdma_resolve_addr(id, NULL, NULL, 1), EINVAL);
 	FAILS(rdma_resolve_route(id, 1), EINVAL);
 	loopback(&in, 0);

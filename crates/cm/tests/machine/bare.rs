@@ -153,7 +153,8 @@ fn a_request_is_refused_by_the_program_and_with_its_identifier_or_listener() {
     let mut world = World::new();
     world.arrive().unwrap();
     let id = world.event().id;
-    world.cm.reject(id, Refusal::Consumer, &[]).unwrap();
+    // There is no room for words, however many.
+    world.cm.reject(id, Refusal::Consumer, &[7; 255]).unwrap();
     assert_eq!(world.actions(), [Action::Refuse { id }]);
     world.cm.destroy_id(id).unwrap();
     assert_eq!(world.actions(), []);

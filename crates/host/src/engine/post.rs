@@ -28,7 +28,7 @@ thread_local! {
 
 /// Several posts under one lock. When it is dropped the doorbell rings: what was posted is
 /// transmitted together. Until then no other method of the engine may be called by this thread, nor
-/// a lock be taken under which one is called elsewhere.
+/// memory be registered with another engine, nor a lock be taken under which one is called elsewhere.
 pub struct Doorbell<'a> {
     core: Guard<'a, Core>,
     /// The queue pair whose doorbell is still to ring.

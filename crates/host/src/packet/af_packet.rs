@@ -9,12 +9,13 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use super::aligned::Aligned;
 use super::interface::{self, Name, control};
 use super::messages::{BATCH, Messages, Piece};
 use super::patience::Patience;
 use super::queue::Queue;
 use super::ring::{Next, Ring};
-use super::vnet::{self, SLOT, TooLong};
+use super::vnet::{self, LONGEST, SLOT, TooLong};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
 use crate::sys::{adopt_socket, check, read_option, set_option, set_option_bytes, socket_error};
@@ -52,7 +53,7 @@ pub(super) struct PacketSocket {
     idle: u32,
     /// For frames that are too long for the ring, and for those that go out.
     messages: Box<Messages>,
-    inbox: Box<[u8]>,
+    inbox: Aligned,
 }
 
 impl PacketSocket {
@@ -80,7 +81,7 @@ impl PacketSocket {
             too_long: TooLong::default(),
             idle: 0,
             messages: Messages::bare(),
-            inbox: vec![0; RECEIVED * SLOT].into_boxed_slice(),
+            inbox: Aligned::new(RECEIVED * SLOT),
         })
     }
 
@@ -118,7 +119,8 @@ impl PacketSocket {
         };
         let mut count = 0;
         for (index, slot) in self.inbox.chunks_exact_mut(SLOT).take(received).enumerate() {
-            if let Some(message) = self.messages.received(index) {
+            let message = self.messages.received(index);
+            if let Some(message) = message.filter(|it| it.len <= LONGEST) {
                 let handed = hand_over(&mut slot[..message.len], each);
                 self.lost += u64::from(handed == 0);
                 count += handed.max(1);

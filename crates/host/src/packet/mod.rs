@@ -16,6 +16,7 @@
 //! ([`PacketLink::lost`]).
 
 mod af_packet;
+mod aligned;
 mod error;
 mod inner;
 pub mod interface;

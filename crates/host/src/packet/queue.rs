@@ -1,11 +1,15 @@
 //! Frames on their way to the kernel.
 
+use super::aligned::{Aligned, STEP};
+
 /// A ring of slots of one size, first in, first out, with a note for each frame. It begins anew with the
 /// first slot whenever it is empty, so that a link that keeps up uses the same few cache lines.
 pub(super) struct Queue<N> {
-    bytes: Box<[u8]>,
+    bytes: Aligned,
     notes: Box<[N]>,
     size: usize,
+    /// From the beginning of one to that of the next.
+    stride: usize,
     first: usize,
     count: usize,
 }
@@ -13,10 +17,12 @@ pub(super) struct Queue<N> {
 impl<N: Copy + Default> Queue<N> {
     /// A queue of `slots` frames with up to `size` octets. Its memory is the kernel's until it is used.
     pub(super) fn new(slots: usize, size: usize) -> Self {
+        let stride = size.next_multiple_of(STEP);
         Self {
-            bytes: vec![0; slots * size].into_boxed_slice(),
+            bytes: Aligned::new(slots * stride),
             notes: vec![N::default(); slots].into_boxed_slice(),
             size,
+            stride,
             first: 0,
             count: 0,
         }
@@ -44,7 +50,7 @@ impl<N: Copy + Default> Queue<N> {
             return None;
         }
         let position = self.position(self.count);
-        Some(&mut self.bytes[position * self.size..][..self.size])
+        Some(&mut self.bytes[position * self.stride..][..self.size])
     }
 
     /// Adds the frame that was written to the free slot.
@@ -62,7 +68,7 @@ impl<N: Copy + Default> Queue<N> {
     pub(super) fn get(&self, index: usize) -> Option<(&[u8], N)> {
         (index < self.count).then(|| {
             let position = self.position(index);
-            (&self.bytes[position * self.size..][..self.size], self.notes[position])
+            (&self.bytes[position * self.stride..][..self.size], self.notes[position])
         })
     }
 

@@ -8,9 +8,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use super::aligned::Aligned;
 use super::interface::{Name, control, mtu};
 use super::queue::Queue;
-use super::vnet::{self, SLOT, TooLong};
+use super::vnet::{self, LONGEST, SLOT, TooLong};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
 use crate::sys::{adopt, check, check_len, straight};
@@ -36,7 +37,7 @@ pub(super) struct Tap {
     congested: bool,
     /// The device was down when it was last given a frame, and none has come since.
     down: bool,
-    inbox: Box<[u8]>,
+    inbox: Aligned,
     too_long: TooLong,
     /// Trains of which nothing could be made.
     torn: u64,
@@ -82,7 +83,7 @@ impl Tap {
             congested: false,
             down: false,
             // One more octet: a frame that fills it was cut off.
-            inbox: vec![0; SLOT + 1].into_boxed_slice(),
+            inbox: Aligned::new(LONGEST + 1),
             too_long: TooLong::default(),
             torn: 0,
             _namespaces: None,
@@ -159,7 +160,7 @@ impl PacketLink for Tap {
         while count < limit {
             let Some(len) = self.read()? else { break };
             self.down = false;
-            if len > SLOT {
+            if len > LONGEST {
                 self.too_long.lose();
                 count += 1;
                 continue;

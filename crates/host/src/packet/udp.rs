@@ -9,6 +9,7 @@ use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::aligned::Aligned;
 use super::inner::{DESTINATION, address_at, bare, hand_over};
 use super::interface::{Name, control, mtu};
 use super::messages::{BATCH, Messages, Piece};
@@ -48,7 +49,7 @@ pub(super) struct UdpLink {
     /// So many packets go one by one: the kernel has refused to take several datagrams in one message.
     singly: usize,
     messages: Box<Messages>,
-    inbox: Box<[u8]>,
+    inbox: Aligned,
     places: HashMap<Ipv6Addr, SocketAddr>,
     inners: HashMap<SocketAddr, Ipv6Addr>,
 }
@@ -75,7 +76,7 @@ impl UdpLink {
             features,
             singly: 0,
             messages: Messages::new(),
-            inbox: vec![0; RECEIVED * INBOX_SLOT].into_boxed_slice(),
+            inbox: Aligned::new(RECEIVED * INBOX_SLOT),
             places: peers.iter().map(|peer| (peer.inner, peer.place)).collect(),
             inners: peers.iter().map(|peer| (bare(peer.place), peer.inner)).collect(),
         })

@@ -1,13 +1,16 @@
 //! The header before a frame that goes to or comes from the kernel: `struct virtio_net_hdr`
 //! (linux/virtio_net.h; Virtio 1.3, 5.1.6), ten octets in the order of the processor.
 
+use super::aligned::STEP;
 use super::queue::Queue;
 use super::{ETHERNET, Outgoing};
 
 /// Its length.
 pub(super) const LEN: usize = 10;
-/// Room for a frame: the largest IP packet, Ethernet, and the header before them.
-pub(super) const SLOT: usize = LEN + ETHERNET + 65_535;
+/// The longest frame: the largest IP packet, Ethernet, and the header before them.
+pub(super) const LONGEST: usize = LEN + ETHERNET + 65_535;
+/// Room for one, of slots that begin alike.
+pub(super) const SLOT: usize = LONGEST.next_multiple_of(STEP);
 
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;

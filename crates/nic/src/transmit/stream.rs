@@ -19,7 +19,7 @@ use crate::qp::{Path, Qp};
 use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
 use crate::responder::{self, Refusal};
-use crate::stream::{Answer, Body, Outgoing, StreamPath, Turn};
+use crate::stream::{Answer, Body, Outgoing, StreamPath, Turn, sink_of};
 use crate::types::{Access, Flush, SendFlags, SendOp, WcStatus};
 
 use super::Gather;
@@ -289,8 +289,7 @@ fn whole(
     tx.segment(&mut outgoing.msg, out, payload.wire_len() as u32, |place| payload.emit(place))
 }
 
-/// Writes a read or atomic request. The sink named in it is a token and an offset in the message, so that
-/// the peer learns no key and the answer is checked against the request that is due.
+/// Writes a read or atomic request. The sink offset is that in the message.
 fn ask(
     tx: &mut Sender,
     outgoing: &mut Outgoing,
@@ -303,7 +302,7 @@ fn ask(
     match op {
         SendOp::Read { addr, rkey } => {
             let request = ReadRequest {
-                sink_stag: Stag(position),
+                sink_stag: sink_of(position),
                 sink_to: 0,
                 size,
                 source_stag: Stag(rkey),

@@ -237,6 +237,8 @@ impl Pair {
                 let from = self.nodes[node].cm.route(id).unwrap().src.unwrap();
                 self.make(node, stream, from, to, &first);
             }
+            // There are no sockets here.
+            Action::Hold { .. } => {}
             Action::HandOver(_) | Action::End { .. } => panic!("see the tests of plain iWARP"),
             Action::Reach { .. }
             | Action::Answer { .. }
