@@ -463,7 +463,7 @@ fn nobody_connects_to_itself() {
     }
 }
 
-/// In `RDMA_PS_IB` the type that a listener was made with is that of the identifiers that may ask; without one
+/// In `RDMA_PS_IB` the type that a listener was made with is that of identifiers that may ask; without one
 /// it takes any. In `RDMA_PS_TCP` all are taken. What a listener was made for is what comes of its requests.
 #[test]
 fn a_listener_takes_requests_of_its_own_service() {
