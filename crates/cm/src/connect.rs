@@ -9,7 +9,9 @@ use crate::admission::Origin;
 use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{Incoming, MPA, Owner, Stream};
-use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, Protocol, Refusal, qp_type};
+use crate::types::{
+    Action, CallError, EventKind, Loss, Param, Peer, PortSpace, Protocol, Refusal, qp_type,
+};
 use crate::{Clocked, Cm, errno};
 
 const SECOND: u64 = 1_000_000_000;
@@ -122,7 +124,7 @@ impl Cm {
         let gid = id.own_gid(self.config.gid);
         Ok(Offer {
             port_space: id.space.code(),
-            qp_type: if param.qp_type == 0 { id.qp_type } else { param.qp_type },
+            qp_type: id.qp_type,
             srq: param.srq,
             flow_control: param.flow_control,
             qpn: param.qpn & 0x00ff_ffff,
@@ -561,9 +563,10 @@ impl Cm {
         if !self.config.takes_quipu || offer.port_space != listener.space.code() {
             return self.refuse_stream(key, &no_such_service);
         }
-        // The program makes queue pairs of one type: another would be an error to it when it accepts.
-        let kind = qp_type::of_peer(offer.qp_type);
-        let is_other = listener.qp_type != 0 && listener.qp_type != kind;
+        // Those of RDMA_PS_TCP may get queue pairs of any type, whatever they were made for.
+        let asked = qp_type::of_peer(offer.qp_type);
+        let kind = if listener.qp_type == 0 { asked } else { listener.qp_type };
+        let is_other = listener.space == PortSpace::Ib && kind != asked;
         if is_other || state.untaken.len() >= state.backlog {
             let refused = Setup::Reject(reason::CONSUMER, &[]).to_bytes();
             return self.refuse_stream(key, &refused);

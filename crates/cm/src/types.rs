@@ -250,8 +250,6 @@ pub struct Param {
     pub qpn: u32,
     /// Datagrams: the Q_Key of the queue pair; 0: the usual one.
     pub qkey: u32,
-    /// `IBV_QPT_*`; 0: that of the identifier.
-    pub qp_type: u8,
     /// Options of the own vendor, which only another Quipu is told of.
     pub ece: Ece,
 }

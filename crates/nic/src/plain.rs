@@ -320,7 +320,7 @@ pub(crate) fn lost<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, loss: Loss) {
     if let Some(refusal) = stream.refusal.take() {
         return responder::refuse(qp, hub, refusal);
     }
-    let half_done = stream.partial.is_some() || qp.responder.receiving || !qp.sq.is_empty();
+    let half_done = stream.partial.is_some() || stream.rx.is_in_message() || !qp.sq.is_empty();
     let event = (half_done || loss != Loss::Closed).then_some(AsyncEvent::QpFatal(qp.id));
     requester::to_error(qp, hub, event);
 }

@@ -182,8 +182,8 @@ impl StreamPath {
         requests >= ACK_REQUESTS || (requests > 0 && self.unacked_bytes >= ACK_BYTES)
     }
 
-    /// Plain iWARP: of what the next piece must be, since a tagged message is under way, which no other
-    /// tagged one may cut: Linux siw ends the connection over that. Untagged ones may, and may be cut.
+    /// Plain iWARP: of what the next piece of a tagged message must be, since one is under way, which no
+    /// other may cut: Linux siw ends the connection over that. Untagged ones may, and may be cut.
     pub(crate) fn must_go_on(&self) -> Option<Turn> {
         self.plain?;
         match (&self.outgoing, self.answers.front()) {

@@ -130,7 +130,6 @@ fn param(qp: &QueuePair, private_data: &[u8]) -> Param {
         srq: qp.built().srq.is_some(),
         qpn: qp.number().0,
         qkey: 0,
-        qp_type: number_of(qp.built().qp_type()),
         ece: Ece::default(),
     }
 }
