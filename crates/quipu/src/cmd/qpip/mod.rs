@@ -227,10 +227,7 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
     let outcome = thread::scope(|scope| {
         scope.spawn(move || {
             if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                eprintln!(
-                    "quipu: waiting for an answer from {to}; after three minutes it is given up, Ctrl-C \
-                     ends it now"
-                );
+                say_waiting(to);
             }
         });
         let outcome = qp.connect(to, settings);
@@ -238,6 +235,13 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
         outcome
     });
     outcome.map_err(|error| unreachable(to, &error))
+}
+
+/// Whoever waits for a connection is told so.
+fn say_waiting(to: SocketAddr) {
+    eprintln!(
+        "quipu: waiting for an answer from {to}; after three minutes it is given up, Ctrl-C ends it now"
+    );
 }
 
 /// What there is to say when a request of a connection was refused, or has not succeeded: the connection may
