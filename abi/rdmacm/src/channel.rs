@@ -16,7 +16,7 @@ pub(crate) struct ChannelState {
     pub(crate) handle: CmChannelHandle,
     /// Set when the channel is destroyed: for threads that wait in it at that moment.
     pub(crate) closed: Arc<AtomicBool>,
-    /// It was made for one identifier, whose calls wait for their events: its requests get such channels, too.
+    /// It was made for one identifier, whose calls wait for their events: its requests get such ones, too.
     pub(crate) of_one: bool,
 }
 

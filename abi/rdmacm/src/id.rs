@@ -119,8 +119,8 @@ fn service_of(ps: u32) -> u32 {
     if ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB { IBV_QPT_UD } else { IBV_QPT_RC }
 }
 
-/// What the engine is told where the program does not say: requests at a listener for TCP may be for any queue
-/// pairs, since its program makes those itself.
+/// What the engine is told where the program does not say: requests at a listener for TCP may be for any
+/// queue pairs, since its program makes those itself.
 fn any_of(ps: u32) -> u32 {
     if ps == RDMA_PS_TCP { 0 } else { service_of(ps) }
 }

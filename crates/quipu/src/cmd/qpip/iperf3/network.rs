@@ -306,8 +306,8 @@ impl Network {
         }
     }
 
-    /// Those who have said who they are, and of whom nobody has heard yet, in the order in which they came: the
-    /// event that says so may come after the words.
+    /// Those who have said who they are, and of whom nobody has heard yet, in the order in which they came:
+    /// the event that says so may come after the words.
     pub(super) fn comers(&self) -> Vec<QpNum> {
         let said = |it: &&Connection| {
             !it.claimed && it.over.is_none() && it.order.is_some() && it.inbox.len() >= COOKIE
