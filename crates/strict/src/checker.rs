@@ -52,6 +52,13 @@ pub(crate) struct Qp {
     made: Trace,
 }
 
+impl Qp {
+    /// Sends are outstanding, and no completion will ever tell of one.
+    fn signals_none(&self) -> bool {
+        !self.sends.is_empty() && self.sends.iter().all(|posted| !posted.signaled)
+    }
+}
+
 struct Cq {
     cqe: u32,
     /// Completions that may still come, or wait to be polled.
@@ -321,7 +328,7 @@ impl Checker {
             return self.refused_send(id, wr.wr_id, fault);
         }
         let Some(qp) = self.qps.get(&id) else { return };
-        let (num, max, made) = (qp.num.0, qp.cap.max_send_wr, qp.made.clone());
+        let (num, max) = (qp.num.0, qp.cap.max_send_wr);
         let (sges, _) = self.to_access(wr);
         self.check_keys("send", wr.wr_id, &named(num), sges, errors);
         let Some(qp) = self.qps.get_mut(&id) else { return };
@@ -346,22 +353,32 @@ impl Checker {
             qp.sends.pop_front();
         }
         if count > max as usize {
-            let none = qp.sends.iter().all(|posted| !posted.signaled);
-            let how = if none { ", none of them signalled" } else { "" };
-            let what = format!(
-                "queue pair {num:#08x} has {count} requests outstanding{how}, and a send queue of \
-                 {max}"
-            );
-            self.report_once(Kind::SendQueueOverflow, id.0, what, vec![("created here", made)]);
+            self.overflows(id);
         }
         if signaled {
             self.count_due(cq);
         }
     }
 
+    /// The send queue holds no more, or no more than the program has asked for.
+    fn overflows(&mut self, id: QpId) {
+        let Some(qp) = self.qps.get(&id) else { return };
+        let (num, count, max) = (qp.num.0, qp.sends.len(), qp.cap.max_send_wr);
+        let how = if qp.signals_none() { ", none of them signalled" } else { "" };
+        let what = format!(
+            "queue pair {num:#08x} has {count} requests outstanding{how}, and a send queue of {max}"
+        );
+        let related = vec![("created here", qp.made.clone())];
+        self.report_once(Kind::SendQueueOverflow, id.0, what, related);
+    }
+
     /// A send was refused.
     pub fn refused_send(&mut self, id: QpId, wr_id: u64, fault: &Fault) {
         let Some(qp) = self.qps.get(&id) else { return };
+        // The cause is not this request.
+        if *fault == Fault::QueueFull && qp.signals_none() {
+            return self.overflows(id);
+        }
         let what = format!("send {wr_id:#x} of {}: {fault}", named(qp.num.0));
         self.report(Kind::RefusedPost, what, Vec::new());
     }

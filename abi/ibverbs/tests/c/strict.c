@@ -191,6 +191,29 @@ static void send_queue_overflow(void)
 	close_pair(&p);
 }
 
+/* The same without a look at completions: then the last ones find no room. */
+static void send_queue_full(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_sge sge = piece(&p.a, 0, 8);
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge), *bad;
+	struct ibv_wc wc;
+	int error;
+	wr.send_flags = 0;
+	for (int i = 0; i < 2 * DEPTH; i++) {
+		error = ibv_post_send(p.a.qp, &wr, &bad);
+		CHECK(error == 0 || error == ENOMEM);
+	}
+	wr.wr_id = 2;
+	wr.send_flags = IBV_SEND_SIGNALED;
+	do
+		SAME(ibv_poll_cq(p.a.cq, 1, &wc), 0);
+	while ((error = ibv_post_send(p.a.qp, &wr, &bad)) == ENOMEM);
+	SAME(error, 0);
+	done(&p.a, 2, IBV_WC_SUCCESS);
+	close_pair(&p);
+}
+
 static void cq_too_small(void)
 {
 	struct pair p = connected_pair();
@@ -516,6 +539,7 @@ static void every_kind(void)
 	finds("dereg-in-use", dereg_in_use);
 	finds("buffer-changed", buffer_changed);
 	finds("send-queue-overflow", send_queue_overflow);
+	finds("send-queue-overflow", send_queue_full);
 	finds("cq-too-small", cq_too_small);
 	finds("missing-receive", missing_receive);
 	finds("missing-receive", missing_receive_of_datagram);

@@ -63,9 +63,13 @@ impl FaultOptions {
             Failure::new("cannot inject faults", why, remedy).with_code(125)
         };
         let Some(path) = self.plan.as_deref() else {
-            let Some(log) = self.fault_replay.as_deref() else { return Ok(()) };
-            let why = format!("{} is to be repeated, and there is no plan", log.display());
-            return Err(failure(why, "give --fault the plan that the log was written with"));
+            if let Some(log) = self.fault_replay.as_deref() {
+                let why = format!("{} is to be repeated, and there is no plan", log.display());
+                return Err(failure(why, "give --fault the plan that the log was written with"));
+            }
+            let Some(log) = self.fault_log.as_deref() else { return Ok(()) };
+            let why = format!("{} is to tell of them, and there is no plan", log.display());
+            return Err(failure(why, "give --fault a plan; docs/faults.md says how to write one"));
         };
         let kept = self.fault_replay.as_deref();
         check_plan(path, kept).map_err(|flaw| match flaw {
@@ -224,6 +228,9 @@ mod tests {
         let without = FaultOptions { plan: None, ..options(&good, Some(&log)) };
         let error = without.check().unwrap_err().to_string();
         assert!(error.contains("there is no plan"), "{error}");
+        let without = FaultOptions { fault_replay: None, ..without };
+        let error = without.check().unwrap_err().to_string();
+        assert!(error.contains("there is no plan") && error.contains("--fault"), "{error}");
         let error = options(Path::new("/nowhere"), None).check().unwrap_err().to_string();
         assert!(error.contains("/nowhere: No such file"), "{error}");
         let variables = options(Path::new("plan.toml"), None).variables();
