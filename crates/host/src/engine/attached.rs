@@ -363,6 +363,7 @@ impl Elsewhere<'_> {
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), EngineError> {
+        settings.check()?;
         let call = Call::Listen { port, backlog, settings: *settings };
         let made = self.ask(&call, |it| Some((ListenerId::from_bits(it.word()?), it.short()?)))?;
         self.attached(|attached, _| attached.set_listener(made.0, Some(settings.mode)))?;
@@ -386,6 +387,7 @@ impl Elsewhere<'_> {
         from: Option<u16>,
         settings: &TcpSettings,
     ) -> Result<(), EngineError> {
+        settings.check()?;
         let from = from.unwrap_or(0);
         let call = Call::Connect { qp: qp.0, from, to, settings: *settings };
         self.open(qp, settings.mode, &call)
