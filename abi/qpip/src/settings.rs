@@ -27,7 +27,9 @@ pub struct qpip_settings {
     pub(crate) keep_alive_probes: u32,
 }
 
-const MEMBERS: usize = size_of::<qpip_settings>() / 4;
+/// Octets of a member, and of more members than there will ever be.
+const MEMBER: usize = 4;
+const MOST: usize = 4096;
 
 impl qpip_settings {
     /// Those of a program that may know fewer members, or more, which are zero then.
@@ -36,51 +38,22 @@ impl qpip_settings {
     ///
     /// There are as many octets as the first member says.
     unsafe fn read(wanted: *const Self) -> Outcome<Self> {
-        let words: *const u32 = wanted.cast();
         // SAFETY: the size is there, if anything is; programs pass bytes of any alignment.
-        let size = unsafe { words.read_unaligned() } as usize;
-        if !(4..=4096).contains(&size) || !size.is_multiple_of(4) {
-            let words = format_args!(
-                "settings of {size} octets; `size` is to be sizeof(struct qpip_settings)"
-            );
+        let size = unsafe { wanted.cast::<u32>().read_unaligned() } as usize;
+        if !(MEMBER..=MOST).contains(&size) {
+            let words = "the `size` of settings is to be sizeof(struct qpip_settings)";
             return Err(fail(Errno::EINVAL, words));
         }
-        let mut members = [0; MEMBERS];
-        for at in 0..size / 4 {
-            // SAFETY: the caller promises that it is there.
-            let value = unsafe { words.add(at).read_unaligned() };
-            match members.get_mut(at) {
-                Some(member) => *member = value,
-                None if value == 0 => {}
-                None => {
-                    let words =
-                        "settings that this library does not know; it is older than the program";
-                    return Err(fail(Errno::EINVAL, words));
-                }
-            }
+        let (known, bytes) = (size.min(size_of::<Self>()), wanted.cast::<u8>());
+        // SAFETY: the caller promises that so much is there.
+        if (known..size).any(|at| unsafe { bytes.add(at).read() } != 0) {
+            let words = "settings of a newer libqpip, which this one does not know";
+            return Err(fail(Errno::EINVAL, words));
         }
-        let [
-            size,
-            flags,
-            traffic_class,
-            hop_limit,
-            user_timeout,
-            connect_timeout,
-            keep_alive_idle,
-            keep_alive_interval,
-            keep_alive_probes,
-        ] = members;
-        Ok(Self {
-            size,
-            flags,
-            traffic_class,
-            hop_limit,
-            user_timeout,
-            connect_timeout,
-            keep_alive_idle,
-            keep_alive_interval,
-            keep_alive_probes,
-        })
+        let mut own = Self::default();
+        // SAFETY: as above; it consists of integers, and is not shorter.
+        unsafe { bytes.copy_to_nonoverlapping((&raw mut own).cast(), known) };
+        Ok(own)
     }
 
     fn keep_alive(&self) -> Outcome<Option<KeepAlive>> {
@@ -193,7 +166,7 @@ mod tests {
         let nothing = qpip_settings { size: SIZE, ..qpip_settings::default() };
         for wrong in [
             qpip_settings { size: 0, ..nothing },
-            qpip_settings { size: 18, ..nothing },
+            qpip_settings { size: 3, ..nothing },
             qpip_settings { size: u32::MAX, ..nothing },
             qpip_settings { flags: 2, ..nothing },
             qpip_settings { traffic_class: 0xb9, ..nothing },
