@@ -158,6 +158,13 @@ impl Engine {
         }
     }
 
+    /// From now on the program takes the connection of messages that a queue pair has for a stream.
+    #[cfg(test)]
+    pub(crate) fn take_for_stream(&self, qp: QpId) {
+        let elsewhere = self.elsewhere().unwrap().unwrap();
+        elsewhere.attached(|attached, _| attached.begin_connection(qp, Mode::Stream)).unwrap();
+    }
+
     /// Memory that can be registered with this engine, all zero: of a shared adapter it is what both
     /// processes have, of others it is what peers may map ([`SharedPages`](crate::SharedPages)), or the
     /// heap's.
