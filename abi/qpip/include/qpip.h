@@ -124,6 +124,31 @@ int qpip_unlisten(qpip_listener *listener);
 int qpip_connect(qpip_qp *qp, const struct sockaddr *peer, socklen_t length, uint16_t port,
                  enum qpip_mode mode);
 
+enum qpip_settings_flags {
+	QPIP_NO_ECN = 1,        /* congestion is told by loss only */
+};
+
+/* How a TCP connection is to be. Zeros are what qpip_listen and qpip_connect give it; times are milliseconds. */
+struct qpip_settings {
+	uint32_t size;          /* sizeof(struct qpip_settings): there may be more members some day */
+	uint32_t flags;         /* enum qpip_settings_flags */
+	uint32_t traffic_class; /* of what is sent, as IP_TOS and IPV6_TCLASS: the bits of ECN, 3, stay 0 */
+	uint32_t hop_limit;     /* of what is sent, 1 to 255; 0: what routers recommend, or 64 */
+	uint32_t user_timeout;  /* how long sends may go unacknowledged; 0: two minutes */
+	uint32_t connect_timeout; /* how long a peer may not answer qpip_connect; 0: three minutes */
+	uint32_t keep_alive_idle; /* how long nothing has come before the peer is probed; 0: it never is */
+	uint32_t keep_alive_interval; /* from probe to probe; 0: 75 seconds */
+	uint32_t keep_alive_probes; /* unanswered ones after which the peer is given up, up to 255; 0: 9 */
+};
+
+/* As qpip_listen, with settings for the connections that come to the port. EINVAL for what cannot be. */
+qpip_listener *qpip_listen_with(qpip_adapter *adapter, uint16_t port, enum qpip_mode mode, unsigned backlog,
+                                const struct qpip_settings *settings);
+
+/* As qpip_connect, with settings. */
+int qpip_connect_with(qpip_qp *qp, const struct sockaddr *peer, socklen_t length, uint16_t port,
+                      enum qpip_mode mode, const struct qpip_settings *settings);
+
 /* Nothing more is to be sent: the peer hears the end behind what is posted, and may go on. */
 int qpip_finish(qpip_qp *qp);
 
@@ -189,8 +214,8 @@ struct qpip_receive {
 };
 
 /* Posts a send. Over TCP it completes when the peer has acknowledged all of it: until then the memory must
- * not change. EINVAL for a request that cannot be carried (in QPIP_MESSAGES one without octets; unknown memory
- * is found later), ENOBUFS when the queue is full. */
+ * not change. EINVAL for a request that cannot be carried (in QPIP_MESSAGES one without octets; one of more than
+ * 2^31 octets, or a datagram that is too long; unknown memory is found later), ENOBUFS when the queue is full. */
 int qpip_post_send(qpip_qp *qp, const struct qpip_send *send);
 
 /* Posts a receive. A message that is longer ends the connection; a stream fills receives in order, and

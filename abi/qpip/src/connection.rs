@@ -12,6 +12,7 @@ use crate::adapter::{Adapter, Opaque, adapter, qpip_adapter};
 use crate::address::{read, storage};
 use crate::error::{Outcome, fail, no_object, refused};
 use crate::qp::{qp, qpip_qp};
+use crate::settings::{qpip_settings, with};
 
 /// `qpip_listener`
 pub type qpip_listener = Opaque;
@@ -29,7 +30,7 @@ impl Tagged for Private {
 type Listener = Handle<Opaque, Private>;
 
 /// `enum qpip_mode`
-fn settings(mode: c_uint) -> Outcome<TcpSettings> {
+fn plain(mode: c_uint) -> Outcome<TcpSettings> {
     let mode = match mode {
         0 => Mode::Message,
         1 => Mode::Stream,
@@ -39,6 +40,35 @@ fn settings(mode: c_uint) -> Outcome<TcpSettings> {
         }
     };
     Ok(TcpSettings { mode, ..TcpSettings::default() })
+}
+
+/// Watches a port.
+fn listen(
+    adapter: Arc<Adapter>,
+    port: u16,
+    settings: &TcpSettings,
+    backlog: c_uint,
+) -> Outcome<*mut qpip_listener> {
+    let listening = adapter.engine.tcp_listen(port, settings, backlog.max(1));
+    let (id, port) = listening.map_err(refused("the port cannot be watched"))?;
+    Ok(Listener::create(Opaque::new(), Private { adapter, id, port }))
+}
+
+/// # Safety
+///
+/// As [`qp`] and [`read`].
+unsafe fn connect(
+    raw: *const qpip_qp,
+    (peer, length): (*const sockaddr, socklen_t),
+    port: u16,
+    settings: &TcpSettings,
+) -> Outcome<c_int> {
+    // SAFETY: passed on from the caller.
+    let (qp, peer) = unsafe { (qp(raw)?, read(peer, length)?) };
+    let port = (port != 0).then_some(port);
+    let begun = qp.adapter.engine.tcp_connect(qp.id, peer, port, settings);
+    begun.map_err(refused("the queue pair cannot be connected"))?;
+    Ok(0)
 }
 
 /// # Safety
@@ -59,9 +89,20 @@ entry! {
     ) -> Null<qpip_listener> {
         // SAFETY: the program passes what qpip_open gave.
         let adapter = unsafe { adapter(raw) }?;
-        let listening = adapter.engine.tcp_listen(port, &settings(mode)?, backlog.max(1));
-        let (id, port) = listening.map_err(refused("the port cannot be watched"))?;
-        Ok(Listener::create(Opaque::new(), Private { adapter, id, port }))
+        listen(adapter, port, &plain(mode)?, backlog)
+    }
+
+    /// `qpip_listen_with`
+    fn qpip_listen_with(
+        raw: *mut qpip_adapter,
+        port: u16,
+        mode: c_uint,
+        backlog: c_uint,
+        wanted: *const qpip_settings,
+    ) -> Null<qpip_listener> {
+        // SAFETY: the program passes what qpip_open gave, and null or settings of the size that they say.
+        let (adapter, settings) = unsafe { (adapter(raw)?, with(plain(mode)?, wanted)?) };
+        listen(adapter, port, &settings, backlog)
     }
 
     /// `qpip_listener_port`
@@ -102,11 +143,20 @@ entry! {
         mode: c_uint,
     ) -> IntMinusOne {
         // SAFETY: the program passes what qpip_create gave, and an address.
-        let (qp, peer) = unsafe { (qp(raw)?, read(peer, length)?) };
-        let port = (port != 0).then_some(port);
-        let begun = qp.adapter.engine.tcp_connect(qp.id, peer, port, &settings(mode)?);
-        begun.map_err(refused("the queue pair cannot be connected"))?;
-        Ok(0)
+        unsafe { connect(raw, (peer, length), port, &plain(mode)?) }
+    }
+
+    /// `qpip_connect_with`
+    fn qpip_connect_with(
+        raw: *mut qpip_qp,
+        peer: *const sockaddr,
+        length: socklen_t,
+        port: u16,
+        mode: c_uint,
+        wanted: *const qpip_settings,
+    ) -> IntMinusOne {
+        // SAFETY: as above, and null or settings of the size that they say.
+        unsafe { connect(raw, (peer, length), port, &with(plain(mode)?, wanted)?) }
     }
 
     /// `qpip_finish`

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `adapter`, `memory`, `cq`, `qp` | objects |
 //! | `connection` | ports, connecting, ends of connections |
+//! | `settings` | how connections are to be |
 //! | `event` | what happens to connections |
 //! | `work` | posting |
 //! | `error` | what failed, as a number and in words |
@@ -27,6 +28,7 @@ pub mod event;
 mod exit;
 pub mod memory;
 pub mod qp;
+pub mod settings;
 pub mod work;
 
 #[cfg(test)]

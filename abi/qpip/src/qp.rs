@@ -24,6 +24,8 @@ pub(crate) struct Private {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) id: QpId,
     pub(crate) datagrams: bool,
+    /// Pieces of memory that a request may have.
+    pub(crate) max_segments: u32,
 }
 
 impl Tagged for Private {
@@ -112,7 +114,8 @@ entry! {
         let made = create(&adapter, &wanted);
         let id = made.map_err(refused("the queue pair cannot be created"))?;
         let known = Arc::clone(&adapter);
-        let qp = Qp::create(Opaque::new(), Private { adapter, id, datagrams: init.kind == UDP });
+        let (datagrams, max_segments) = (init.kind == UDP, segments);
+        let qp = Qp::create(Opaque::new(), Private { adapter, id, datagrams, max_segments });
         let addresses = Known { qp: qp as usize, context: init.context as usize };
         lock(&known.qps).insert(id, addresses);
         Ok(qp)

@@ -17,6 +17,7 @@ use crate::error::*;
 use crate::event::*;
 use crate::memory::*;
 use crate::qp::*;
+use crate::settings::*;
 use crate::work::*;
 
 mod threads;
@@ -187,6 +188,17 @@ fn messages_of_tcp() {
         fails(a.send(9, 0, 0, None), libc::EINVAL, "cannot be posted");
         fails(a.send(9, 65, 2, None), libc::EINVAL, "64 octets");
         fails(a.send(9, 5, 4, None), libc::EINVAL, "flags");
+        fails(a.send(9, (1 << 31) + 1, 0, None), libc::EINVAL, "at most 2147483648");
+        let pieces = [a.segment(0, 1); 5];
+        let five = qpip_send {
+            id: 9,
+            segments: pieces.as_ptr(),
+            count: 5,
+            flags: 0,
+            to: null(),
+            to_length: 0,
+        };
+        fails(qpip_post_send(a.qp, &five), libc::EINVAL, "4 at most (max_segments");
         fails(a.send(9, 5, 0, Some(&to)), libc::EISCONN, "leave the address");
         // A receive that nothing fills is flushed at the end.
         b.receive(3, 200, 100);
@@ -201,6 +213,26 @@ fn messages_of_tcp() {
     }
     a.end();
     b.end();
+}
+
+#[test]
+fn a_peer_is_given_up_as_soon_as_the_settings_say() {
+    let (a, b) = (End::new(TCP), End::new(TCP));
+    // Nobody is there: its adapter is closed.
+    let to = b.address(9);
+    b.end();
+    let wanted = qpip_settings {
+        size: size_of::<qpip_settings>() as u32,
+        connect_timeout: 1,
+        hop_limit: 9,
+        ..qpip_settings::default()
+    };
+    let (to, length) = ((&raw const to).cast(), size_of::<sockaddr_in6>() as u32);
+    // SAFETY: what is passed is valid.
+    done(unsafe { qpip_connect_with(a.qp, to, length, 0, 0, &wanted) });
+    let kind = a.event().kind;
+    assert!(kind == 6 || kind == 4, "{kind}");
+    a.end();
 }
 
 #[test]
@@ -274,11 +306,16 @@ fn careless_callers_are_told() {
         assert_eq!(qpip_poll(a.cq, null_mut(), 0), 0);
         fails(qpip_post_send(a.qp, null()), libc::EINVAL, "no request");
         fails(qpip_post_receive(a.qp, null()), libc::EINVAL, "no request");
-        let many = qpip_receive { id: 0, segments: null(), count: 9, reserved: 0 };
+        let many = qpip_receive { id: 0, segments: null(), count: 4, reserved: 0 };
         fails(qpip_post_receive(a.qp, &many), libc::EINVAL, "segments");
         assert!(qpip_create(a.adapter, null()).is_null() && words().contains("not said"));
         assert!(qpip_create(a.adapter, &init(3, a.cq)).is_null() && words().contains("no type"));
         assert!(qpip_listen(a.adapter, 0, 9, 1).is_null() && words().contains("no mode"));
+        let wrong = qpip_settings { size: 12, traffic_class: 1, ..qpip_settings::default() };
+        assert!(qpip_listen_with(a.adapter, 0, 0, 1, &wrong).is_null() && words().contains("ECN"));
+        let to = a.address(9);
+        let (to, length) = ((&raw const to).cast(), size_of::<sockaddr_in6>() as u32);
+        fails(qpip_connect_with(a.qp, to, length, 0, 0, &wrong), libc::EINVAL, "ECN");
         assert!(qpip_register(a.adapter, null_mut(), 4096).is_null());
         assert_eq!(Errno::last(), Errno::EFAULT);
         fails(qpip_ends(a.qp, null_mut(), null_mut()), libc::ENOTCONN, "no connection");

@@ -2,7 +2,7 @@
 
 use libc::{c_void, sockaddr, socklen_t};
 use quipu_cabi::{Errno, IntMinusOne, entry};
-use quipu_host::nic::{Payload, SendFlags, SendOp, SendWr, Sge, To};
+use quipu_host::nic::{MAX_MESSAGE, Payload, SendFlags, SendOp, SendWr, Sge, To};
 use quipu_mem::Key;
 
 use crate::address::read;
@@ -56,11 +56,17 @@ impl Pieces {
     /// # Safety
     ///
     /// `segments` is null, or `count` segments.
-    unsafe fn read(segments: *const qpip_segment, count: u32) -> Outcome<Self> {
+    unsafe fn read(qp: &Private, segments: *const qpip_segment, count: u32) -> Outcome<Self> {
+        if count > qp.max_segments {
+            let words = format_args!(
+                "{count} segments; requests of this queue pair have {} at most (max_segments of qpip_create)",
+                qp.max_segments
+            );
+            return Err(fail(Errno::EINVAL, words));
+        }
         let count = count as usize;
         if count > PIECES || (count > 0 && segments.is_null()) {
-            let words =
-                format_args!("{count} segments cannot be posted; at most {PIECES}, and not NULL");
+            let words = format_args!("{count} segments are to be posted, and there are none: NULL");
             return Err(fail(Errno::EINVAL, words));
         }
         let mut list = [Sge { addr: 0, len: 0, lkey: Key(0) }; PIECES];
@@ -70,6 +76,17 @@ impl Pieces {
             *sge = Sge { addr: piece.start as u64, len: piece.length, lkey: Key(piece.key) };
         }
         Ok(Self { list, count })
+    }
+
+    /// Whether a request may be as long.
+    fn check_length(&self) -> Outcome {
+        let len: u64 = self.as_slice().iter().map(|sge| u64::from(sge.len)).sum();
+        if len <= u64::from(MAX_MESSAGE) {
+            return Ok(());
+        }
+        let words =
+            format_args!("{len} octets are more than a send can have; at most {MAX_MESSAGE}");
+        Err(fail(Errno::EINVAL, words))
     }
 
     fn as_slice(&self) -> &[Sge] {
@@ -135,7 +152,8 @@ entry! {
             return Err(fail(Errno::EINVAL, format_args!("unknown flags {:#x}", send.flags)));
         }
         // SAFETY: the program passes as many segments as it says, and an address of the length it says.
-        let (pieces, to) = unsafe { (Pieces::read(send.segments, send.count)?, to(qp, send)?) };
+        let (pieces, to) = unsafe { (Pieces::read(qp, send.segments, send.count)?, to(qp, send)?) };
+        pieces.check_length()?;
         let mut buffer = [0; INLINE as usize];
         let copied = send.flags & COPIED != 0;
         let payload = if copied {
@@ -161,7 +179,7 @@ entry! {
             return Err(fail(Errno::EINVAL, "there is no request"));
         };
         // SAFETY: the program passes as many segments as it says.
-        let pieces = unsafe { Pieces::read(receive.segments, receive.count) }?;
+        let pieces = unsafe { Pieces::read(qp, receive.segments, receive.count) }?;
         let posted = qp.adapter.engine.post_recv(qp.id, receive.id, pieces.as_slice());
         posted.map_err(refused("the receive cannot be posted"))?;
         Ok(0)

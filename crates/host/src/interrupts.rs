@@ -78,13 +78,14 @@ impl Interrupts {
         }
     }
 
-    /// Waits until one comes. The next one ends the process, should what follows take too long.
-    pub fn wait(&self) {
+    /// Waits until one comes; which. The next one ends the process, should what follows take too long.
+    pub fn wait(&self) -> i32 {
         let mut signal = 0;
         // SAFETY: the set is filled in, and the number goes to a live variable.
         unsafe { libc::sigwait(&raw const self.set, &raw mut signal) };
         // It was blocked, so it can be unblocked.
         let _ = self.mask(libc::SIG_UNBLOCK);
+        signal
     }
 }
 
@@ -99,8 +100,8 @@ mod tests {
             let interrupts = Interrupts::block().unwrap();
             // SAFETY: sends a signal to the calling thread, which has blocked it.
             assert_eq!(unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGTERM) }, 0);
-            interrupts.wait();
+            interrupts.wait()
         });
-        thread.join().unwrap();
+        assert_eq!(thread.join().unwrap(), libc::SIGTERM);
     }
 }

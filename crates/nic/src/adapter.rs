@@ -108,6 +108,9 @@ pub struct Config {
     pub answer_looks: u32,
 }
 
+/// Most octets of a message, where the configuration does not say less.
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -131,7 +134,7 @@ impl Default for Config {
             max_multicast_members: 1024,
             multicast_port: 20_804,
             max_rd_atomic: 128,
-            max_message: 1 << 31,
+            max_message: MAX_MESSAGE,
             max_half_open: 1024,
             setup_timeout_ns: 10_000_000_000,
             max_ulpdu: 64_000,

@@ -57,7 +57,7 @@ mod unordered;
 mod watch;
 mod xrc;
 
-pub use adapter::{Adapter, Config, Crc};
+pub use adapter::{Adapter, Config, Crc, MAX_MESSAGE};
 pub use audit::{Denied, Whose};
 pub use completion_queues::into_list;
 pub use counters::{

@@ -51,6 +51,7 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
         name: format!("two-hosts/v4/qpip/{name}"),
         run: Box::new(move || run(staged)),
     };
+    rows.push(row("pingpong/nobody", |staged| pingpong_nobody(staged, &Net::new(Family::V4)?)));
     rows.push(row("udp-link/pingpong", udp_link));
     rows.push(row("no-right", no_right));
     rows
@@ -437,6 +438,17 @@ fn pingpong(staged: &Staged, net: &Net, queue_pair_asks: bool) -> Result<(), Str
             if queue_pair_asks { net.tool(staged, &args) } else { net.socket_tool(staged, &args) };
         let ended = run(client)?;
         check(has_round_trips(&ended, 200, protocol), &ended, "not 200 round trips")?;
+    }
+    Ok(())
+}
+
+/// At an address of the network that nobody has, which TCP and UDP find out.
+fn pingpong_nobody(staged: &Staged, net: &Net) -> Result<(), String> {
+    for protocol in ["--wait", "--udp"] {
+        let client = net.tool(staged, &["pingpong", "10.78.0.99", protocol]);
+        let ended = capture(client, LIMIT).map_err(|error| format!("{error:#}"))?;
+        let is_told = !ended.success() && ended.stderr.contains("no route to the peer");
+        check(is_told, &ended, "it is not said that nobody is there")?;
     }
     Ok(())
 }

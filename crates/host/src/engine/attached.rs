@@ -158,6 +158,13 @@ impl Engine {
         }
     }
 
+    /// From now on the program takes the connection of messages that a queue pair has for a stream.
+    #[cfg(test)]
+    pub(crate) fn take_for_stream(&self, qp: QpId) {
+        let elsewhere = self.elsewhere().unwrap().unwrap();
+        elsewhere.attached(|attached, _| attached.begin_connection(qp, Mode::Stream)).unwrap();
+    }
+
     /// Memory that can be registered with this engine, all zero: of a shared adapter it is what both
     /// processes have, of others it is what peers may map ([`SharedPages`](crate::SharedPages)), or the
     /// heap's.
@@ -363,6 +370,7 @@ impl Elsewhere<'_> {
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), EngineError> {
+        settings.check()?;
         let call = Call::Listen { port, backlog, settings: *settings };
         let made = self.ask(&call, |it| Some((ListenerId::from_bits(it.word()?), it.short()?)))?;
         self.attached(|attached, _| attached.set_listener(made.0, Some(settings.mode)))?;
@@ -386,6 +394,7 @@ impl Elsewhere<'_> {
         from: Option<u16>,
         settings: &TcpSettings,
     ) -> Result<(), EngineError> {
+        settings.check()?;
         let from = from.unwrap_or(0);
         let call = Call::Connect { qp: qp.0, from, to, settings: *settings };
         self.open(qp, settings.mode, &call)

@@ -23,14 +23,14 @@ const KEEP_ALIVE_NS: u64 = KEEP_ALIVE_SECONDS as u64 * 1_000_000_000;
 const ROUNDS: usize = 16;
 
 /// How connections are: programs of verbs hear of a peer that vanishes, which they cannot ask for, as soon as
-/// over the other devices.
-fn settings() -> TcpSettings {
+/// over the other devices. The traffic class is that of `rdma_set_option`, less the bits of ECN.
+fn settings(tos: Option<u8>) -> TcpSettings {
     let keep_alive = Some(KeepAlive {
         idle: KEEP_ALIVE_NS,
         interval: KEEP_ALIVE_NS,
         probes: KEEP_ALIVE_COUNT as u8,
     });
-    TcpSettings { keep_alive, ..TcpSettings::default() }
+    TcpSettings { keep_alive, traffic_class: tos.unwrap_or(0) & !3, ..TcpSettings::default() }
 }
 
 impl Core {
@@ -104,10 +104,12 @@ impl Core {
         to: SocketAddr,
     ) -> Result<(), Fault> {
         let chosen = self.cm.as_ref().is_some_and(|cm| cm.cm.is_port_chosen(id));
-        match self.adapter.tcp_connect_from(now, qp, from, to, &settings()) {
+        let tos = self.cm.as_mut().and_then(|cm| cm.cm.options(id).ok()?.tos);
+        let settings = settings(tos);
+        match self.adapter.tcp_connect_from(now, qp, from, to, &settings) {
             Err(Fault::Taken(_)) if chosen => {
                 let any = SocketAddr::new(from.ip(), 0);
-                self.adapter.tcp_connect_from(now, qp, any, to, &settings())
+                self.adapter.tcp_connect_from(now, qp, any, to, &settings)
             }
             done => done,
         }
@@ -173,7 +175,8 @@ impl Engine {
     pub(super) fn listen_on_link(&self, id: IdKey) -> Result<(), EngineError> {
         let mut core = self.enter()?;
         let Some(port) = core.manager()?.port_on_link(id)? else { return Ok(()) };
-        let listening = core.adapter.tcp_listen_deferred(port, &settings(), BACKLOG);
+        let tos = core.manager()?.cm.options(id)?.tos;
+        let listening = core.adapter.tcp_listen_deferred(port, &settings(tos), BACKLOG);
         let manager = core.manager()?;
         match listening {
             Ok((listener, port)) => manager.watched_on_link(id, listener, port),

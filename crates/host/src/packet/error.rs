@@ -59,7 +59,7 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
     match (link, error.raw_os_error()) {
         (LinkSpec::Xdp { .. }, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) => format!(
             "grant the rights to XDP (setcap cap_net_raw,cap_net_admin,cap_bpf+ep on the program, \
-             outside of user namespaces), or use packet:{name}, which is slower"
+             outside of user namespaces), or use packet:{name}, which needs cap_net_raw alone"
         ),
         (LinkSpec::Xdp { .. }, Some(libc::EBUSY | libc::EEXIST)) => format!(
             "another XDP program or socket has the interface or the queue; choose another queue, \

@@ -64,7 +64,9 @@ impl Writer {
         let flags = u64::from(settings.mode == Mode::Message)
             | u64::from(settings.ecn) << 1
             | u64::from(settings.keep_alive.is_some()) << 2
-            | u64::from(alive.probes) << 8;
+            | u64::from(alive.probes) << 8
+            | u64::from(settings.traffic_class) << 16
+            | u64::from(settings.hop_limit.unwrap_or(0)) << 24;
         let times =
             self.word(flags).word(settings.user_timeout_ns).word(settings.connect_timeout_ns);
         times.word(alive.idle).word(alive.interval)
@@ -160,8 +162,16 @@ impl<'a> Reader<'a> {
         let (idle, interval, probes) = (self.word()?, self.word()?, (flags >> 8) as u8);
         let mode = if flags & 1 != 0 { Mode::Message } else { Mode::Stream };
         let keep_alive = (flags & 4 != 0).then_some(KeepAlive { idle, interval, probes });
-        let ecn = flags & 2 != 0;
-        Some(TcpSettings { mode, keep_alive, ecn, user_timeout_ns, connect_timeout_ns })
+        let (traffic_class, hops) = ((flags >> 16) as u8, (flags >> 24) as u8);
+        Some(TcpSettings {
+            mode,
+            keep_alive,
+            ecn: flags & 2 != 0,
+            user_timeout_ns,
+            connect_timeout_ns,
+            traffic_class,
+            hop_limit: (hops != 0).then_some(hops),
+        })
     }
 }
 
@@ -371,7 +381,10 @@ mod tests {
             ecn: true,
             user_timeout_ns: u64::MAX,
             connect_timeout_ns: 1,
+            traffic_class: 0xb8,
+            hop_limit: Some(255),
         };
+        let plain = TcpSettings::default();
         let cap = QpCap {
             max_send_wr: 1,
             max_recv_wr: 2,
@@ -389,6 +402,7 @@ mod tests {
             Call::ModifyQp { qp: 1, state: 6 },
             Call::DestroyQp { qp: 2 },
             Call::Listen { port: 80, backlog: 4, settings },
+            Call::Listen { port: 80, backlog: 4, settings: plain },
             Call::Unlisten { listener: 3 },
             Call::Offer { listener: 3, qp: 1 },
             Call::Connect { qp: 1, from: 0, to, settings },

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::Node;
+use crate::common::pcapng::packets;
 use quipu_host::connection::{
     CallError, ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Protocol, Refusal,
 };
-use quipu_host::{Config, Device, Engine, EngineError, QpipConfig};
+use quipu_host::{CaptureConfig, Config, Device, Engine, EngineError, QpipConfig};
 use quipu_nic::{
     Payload, QpAttr, QpAttrMask, QpState, QpType, SendFlags, SendOp, SendWr, To, WcStatus,
 };
@@ -31,9 +32,14 @@ fn idle(engine: &Arc<Engine>) -> Node {
 
 impl Program {
     fn new() -> Self {
+        Self::captured(None)
+    }
+
+    fn captured(capture: Option<CaptureConfig>) -> Self {
         let engine = Engine::open(Config {
             address: Some("127.0.0.1".parse().unwrap()),
             devices: Device::ALL.to_vec(),
+            capture,
             qpip: Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap())),
             ..Config::default()
         })
@@ -368,4 +374,37 @@ fn a_port_of_the_link_is_taken_once() {
     let id = hidden.cm_create_id(channel, PortSpace::Tcp, RC, 0).unwrap();
     let own = SocketAddr::new(hidden.qpip_info().unwrap().addresses[0], 0);
     assert!(matches!(hidden.cm_bind_addr(id, own), Err(EngineError::Address(_))));
+}
+
+/// As `rdma_set_option` asks for, less the bits of ECN.
+#[test]
+fn each_end_of_a_connection_has_the_traffic_class_that_its_program_asked_for() {
+    let path = std::env::temp_dir().join(format!("quipu-class-{}.pcapng", std::process::id()));
+    let capture = CaptureConfig { path: path.clone(), file_bytes: 64 << 20, snaplen: 0 };
+    let (server, client) = (Program::captured(Some(capture)), Program::new());
+    let listener = server.id();
+    server.engine.cm_set_option(listener, |options| options.tos = Some(0x68 | 3)).unwrap();
+    server.engine.cm_bind_addr(listener, server.address(0)).unwrap();
+    server.engine.cm_listen(listener, 0).unwrap();
+    let port = server.engine.cm_route(listener).unwrap().src.unwrap().port();
+    let id = client.resolve(server.address(port));
+    client.engine.cm_set_option(id, |options| options.tos = Some(0xb8)).unwrap();
+    client.engine.cm_connect(id, &client.param()).unwrap();
+    let request = server.expect(EventKind::ConnectRequest);
+    server.node.receive(1, &[server.node.sge(0, 100)]);
+    server.engine.cm_accept(request.id, Some(&server.param())).unwrap();
+    server.expect(EventKind::Established);
+    client.expect(EventKind::Established);
+    talk(&client, &server, [id, request.id]);
+    drop((client, server));
+    let captured = packets(&std::fs::read(&path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    let mut seen = [0; 2];
+    for (packet, comment) in &captured {
+        let class = packet[0] << 4 | packet[1] >> 4;
+        let is_server = u16::from_be_bytes([packet[40], packet[41]]) == port;
+        assert_eq!(class & !3, if is_server { 0x68 } else { 0xb8 }, "{comment}");
+        seen[usize::from(is_server)] += 1;
+    }
+    assert!(seen.into_iter().all(|count| count > 3), "{seen:?}");
 }

@@ -14,7 +14,7 @@ use quipu_inet::tcp::{self, Connection, Failure, Flow, State};
 
 use super::path::{Closing, TcpPath};
 use super::{Inet, Owner, TcpChange, TcpSettings, Watch};
-use crate::adapter::{Adapter, Hub};
+use crate::adapter::{Adapter, Hub, MAX_MESSAGE};
 use crate::error::Fault;
 use crate::event::Event;
 use crate::probe::Probe;
@@ -31,14 +31,14 @@ impl<P: Probe> Adapter<P> {
     /// (RFC 4987). Answers with the port.
     ///
     /// # Errors
-    /// The port is in use, none is free, or the adapter has no packet link.
+    /// The port is in use, none is free, the adapter has no packet link, or the settings are not valid.
     pub fn tcp_listen(
         &mut self,
         port: u16,
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), Fault> {
-        let config = self.hub.attached()?.tcp_config(settings);
+        let config = self.hub.attached()?.tcp_config(settings)?;
         self.watch_port(port, settings, &config, backlog)
     }
 
@@ -55,6 +55,7 @@ impl<P: Probe> Adapter<P> {
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), Fault> {
+        settings.check()?;
         let config = Arc::new(tcp::Config { deferred: true, ..settings.to_config() });
         let (id, port) = self.watch_port(port, settings, &config, backlog)?;
         self.hub.attached()?.say_idle(id);
@@ -179,8 +180,8 @@ impl<P: Probe> Adapter<P> {
     /// is free. It is in RTR meanwhile; what becomes of it, [`Event::Tcp`] tells.
     ///
     /// # Errors
-    /// No route, no port, an address that is nobody's or this very end's, or a queue pair that is of another
-    /// type or in another state.
+    /// No route, no port, an address that is nobody's or this very end's, settings that are not valid, or a
+    /// queue pair that is of another type or in another state.
     pub fn tcp_connect(
         &mut self,
         now: Time,
@@ -211,7 +212,7 @@ impl<P: Probe> Adapter<P> {
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         check_idle(qp)?;
         let inet = hub.attached()?;
-        let config = inet.tcp_config(settings);
+        let config = inet.tcp_config(settings)?;
         let connection =
             inet.stack.connect_from(now.0, local, remote, &config).map_err(no_connection)?;
         inet.set_owner(connection, Some(Owner::Qp(id)));
@@ -383,8 +384,11 @@ pub(crate) fn check_send(qp: &Qp, len: u64) -> Result<(), Fault> {
 /// Whether a request of `len` octets is one that TCP can carry.
 ///
 /// # Errors
-/// It is an empty message.
+/// It is an empty message, or one that is too long.
 pub fn check_message(mode: tcp::Mode, len: u64) -> Result<(), Fault> {
+    if len > u64::from(MAX_MESSAGE) {
+        return Err(Fault::Invalid("longer than a request can be (2147483648 octets)"));
+    }
     if len == 0 && mode == tcp::Mode::Message {
         return Err(Fault::Invalid("an empty message: TCP has no segment that would carry it"));
     }

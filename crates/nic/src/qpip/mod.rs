@@ -121,15 +121,19 @@ impl Inet {
     }
 
     /// What TCP is told; one for all connections that are alike.
-    fn tcp_config(&mut self, settings: &TcpSettings) -> Arc<tcp::Config> {
-        match &self.latest {
+    ///
+    /// # Errors
+    /// The settings are not valid.
+    fn tcp_config(&mut self, settings: &TcpSettings) -> Result<Arc<tcp::Config>, Fault> {
+        settings.check()?;
+        Ok(match &self.latest {
             Some((latest, config)) if latest == settings => Arc::clone(config),
             _ => {
                 let config = Arc::new(settings.to_config());
                 self.latest = Some((*settings, Arc::clone(&config)));
                 config
             }
-        }
+        })
     }
 
     /// The next event of the stack that is one for queue pairs.

@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use quipu_inet::stack::{Checksum, Departure};
 use quipu_inet::tcp;
 
+use crate::error::Fault;
+
 /// How the connection of a TCP queue pair is to be. Nothing is ever held back to be gathered (no Nagle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpSettings {
@@ -19,6 +21,12 @@ pub struct TcpSettings {
     pub user_timeout_ns: u64,
     /// The same for the SYN.
     pub connect_timeout_ns: u64,
+    /// Differentiated Services of what is sent (RFC 9293 3.9.2, MUST-48): the upper six bits. The lower two
+    /// are those of ECN, which are TCP's own, and must be 0.
+    pub traffic_class: u8,
+    /// Time to live, or hop limit, of what is sent (RFC 9293 3.9.2, MUST-49), at least 1; none: what the
+    /// link's routers recommend, or 64.
+    pub hop_limit: Option<u8>,
 }
 
 impl Default for TcpSettings {
@@ -31,6 +39,8 @@ impl Default for TcpSettings {
             ecn,
             user_timeout_ns: user_timeout,
             connect_timeout_ns: connect_timeout,
+            traffic_class: 0,
+            hop_limit: None,
         }
     }
 }
@@ -44,7 +54,26 @@ fn patience(ns: u64) -> u64 {
     ns.clamp(tcp::MILLISECOND, 1 << 60)
 }
 
+/// The bits of ECN in a traffic class.
+const ECN: u8 = 3;
+
 impl TcpSettings {
+    /// Whether a connection can be like this.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), Fault> {
+        if self.traffic_class & ECN != 0 {
+            return Err(Fault::Invalid(
+                "the lower two bits of a traffic class are those of ECN, which are TCP's own",
+            ));
+        }
+        if self.hop_limit == Some(0) {
+            return Err(Fault::Invalid("with a hop limit of 0 nothing leaves; it is at least 1"));
+        }
+        Ok(())
+    }
+
     pub(super) fn to_config(self) -> tcp::Config {
         let keep_alive = self.keep_alive.map(|keep| tcp::KeepAlive {
             idle: patience(keep.idle),
@@ -57,6 +86,8 @@ impl TcpSettings {
             ecn: self.ecn,
             user_timeout: patience(self.user_timeout_ns),
             connect_timeout: patience(self.connect_timeout_ns),
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
             ack_delay: ACK_DELAY_NS,
             // The stack takes the lesser of these and what the link and the path allow.
             receive_mss: u16::MAX,

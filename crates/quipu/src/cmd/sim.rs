@@ -231,8 +231,8 @@ fn print(sum: &Sum, with_log: bool, took: Duration) {
         println!("FAILED {failure}");
     }
     println!(
-        "{} seeds, {} failed: {} work requests ({} with an error), {:.1} MB, {} faults, \
-         {} events, {:.0} s of virtual time in {:.1} s",
+        "{} seeds, {} failed: {} work requests besides receives, {} completions with an error, {:.1} MB, \
+         {} faults, {} events, {:.0} s of virtual time in {:.1} s",
         sum.seeds,
         sum.failures.len(),
         sum.ops,

@@ -193,15 +193,22 @@ fn what_is_refused_later_fails_behind_what_was_posted_before_it() {
     for flags in [SendFlags::SIGNALED, SendFlags::empty()] {
         // Nobody receives, so that the first ones go on waiting.
         let [here, there] = connected(&client, &server, shared.address, false);
-        let send = |wr_id, sge: Sge| {
-            let payload = Payload::Sges(std::slice::from_ref(&sge));
+        let send = |wr_id, list: &[Sge]| {
+            let payload = Payload::Sges(list);
             let wr = SendWr { wr_id, to: To::Peer, op: SendOp::Send, flags, payload };
             client.program.engine.post_send(here, &wr).unwrap();
         };
-        // One is longer than messages are, which the adapter minds.
-        (0..4).for_each(|wr_id| send(wr_id, memory));
-        send(4, Sge { len: u32::MAX, ..memory });
-        (5..8).for_each(|wr_id| send(wr_id, memory));
+        // One is an empty message, which only the adapter minds of a program that is mistaken.
+        client.program.engine.take_for_stream(here);
+        (0..4).for_each(|wr_id| send(wr_id, &[memory]));
+        send(4, &[]);
+        (5..8).for_each(|wr_id| send(wr_id, &[memory]));
+        // This one the program can see.
+        let long = Sge { len: u32::MAX, ..memory };
+        let payload = Payload::Sges(std::slice::from_ref(&long));
+        let wr = SendWr { wr_id: 8, to: To::Peer, op: SendOp::Send, flags, payload };
+        let refused = client.program.engine.post_send(here, &wr);
+        assert!(matches!(refused, Err(EngineError::Fault(Fault::Invalid(_)))), "{refused:?}");
         let (mut found, begun) = (Vec::new(), Instant::now());
         while found.len() < 8 {
             assert!(begun.elapsed() < PATIENCE, "{found:?}");
@@ -279,5 +286,24 @@ fn a_queue_pair_that_was_reset_takes_receives_at_once() {
         client.fill(here);
         engine.destroy_qp(here).unwrap();
         server.program.engine.destroy_qp(there).unwrap();
+    }
+}
+
+/// What the words between the processes could not say, above all.
+#[test]
+fn settings_that_no_connection_can_have_are_refused() {
+    let shared = Shared::new();
+    let program = shared.attach();
+    let client = Tcp::new(&program, 1);
+    let (plain, qp) = (TcpSettings::default(), client.idle());
+    for wrong in [
+        TcpSettings { hop_limit: Some(0), ..plain },
+        TcpSettings { traffic_class: 0xb8 | 1, ..plain },
+    ] {
+        let listening = program.engine.tcp_listen(0, &wrong, 8).map(drop);
+        let connecting = program.engine.tcp_connect(qp, shared.address, None, &wrong);
+        for refused in [listening, connecting] {
+            assert!(matches!(refused, Err(EngineError::Fault(Fault::Invalid(_)))), "{refused:?}");
+        }
     }
 }

@@ -1,5 +1,10 @@
 //! Listening, connecting, mating, and what is refused on the way.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use quipu_wire::{ipv4, ipv6};
+
 use super::net::{MILLISECOND, Net, SECOND, pattern, segment_to_host_1, v6};
 use super::*;
 
@@ -452,6 +457,15 @@ fn requests_that_tcp_cannot_carry_are_refused_when_they_are_posted() {
             assert!(matches!(result, Err(Fault::Invalid(_))), "{op:?}");
         }
         assert!(matches!(net.post(0, qps[0], &SendWr { to, ..full }), Err(Fault::Invalid(_))));
+        // An octet more than two to the 31st, in two pieces; what is registered is looked at later.
+        let piece = Sge { len: 1 << 30, ..sges[0] };
+        let long = [piece, Sge { len: piece.len + 1, ..piece }];
+        let long = SendWr { payload: Payload::Sges(&long), ..wr };
+        assert!(matches!(net.post(0, qps[0], &long), Err(Fault::Invalid(_))));
+        assert!(net.adapter(0).check_send(qps[0], &long, 0).is_err());
+        assert!(
+            check_message(mode, 1 << 31).is_ok() && check_message(mode, (1 << 31) + 1).is_err()
+        );
         let empty = net.post(0, qps[0], &wr);
         match mode {
             Mode::Message => {
@@ -467,5 +481,65 @@ fn requests_that_tcp_cannot_carry_are_refused_when_they_are_posted() {
         let now = net.now();
         net.adapter(0).tcp_close(now, qps[0]).unwrap();
         assert_eq!(net.post(0, qps[0], &full), Err(Fault::WrongState));
+    }
+}
+
+#[test]
+fn a_connection_has_the_class_and_hop_limit_that_its_program_asked_for() {
+    let mine = TcpSettings { traffic_class: 0xb8, hop_limit: Some(9), ..TcpSettings::default() };
+    let theirs = TcpSettings { traffic_class: 0x20, hop_limit: Some(255), ..mine };
+    for v4 in [false, true] {
+        let mut net = Net::new();
+        net.v4 = v4;
+        let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+        let listener = net.listen(1, 9000, &theirs);
+        net.offer(1, listener, qps[1]).unwrap();
+        let seen = Rc::new(RefCell::new([Vec::new(), Vec::new()]));
+        let sight = Rc::clone(&seen);
+        net.filter = Some(Box::new(move |to, frame| {
+            if let Some(sights) = class_and_hops(frame) {
+                sight.borrow_mut()[1 - to].push(sights);
+            }
+            true
+        }));
+        let to = net.address(1, 9000);
+        net.connect(0, qps[0], to, &mine).unwrap();
+        net.run_for(SECOND);
+        assert_eq!(net.states(qps), [QpState::Rts; 2]);
+        net.send_bytes(0, qps[0], 1, &[1, 2, 3]);
+        let now = net.now();
+        net.adapter(1).tcp_close(now, qps[1]).unwrap();
+        net.run_for(SECOND);
+        for (seen, (class, hops)) in seen.borrow().iter().zip([(0xb8, 9), (0x20, 255)]) {
+            // The bits of ECN are TCP's.
+            let is_so = |&(seen, of)| (seen & !3, of) == (class, hops);
+            assert!(seen.len() > 2 && seen.iter().all(is_so), "{seen:x?}");
+        }
+    }
+}
+
+/// What a packet of TCP says.
+fn class_and_hops(frame: &[u8]) -> Option<(u8, u8)> {
+    if let Ok((it, _)) = ipv6::Repr::parse(frame) {
+        return (it.next_header == 6).then_some((it.traffic_class, it.hop_limit));
+    }
+    let (it, _) = ipv4::Repr::parse(frame).ok()?;
+    (it.protocol == 6).then_some((it.traffic_class, it.hop_limit))
+}
+
+#[test]
+fn settings_that_no_connection_can_have_are_refused() {
+    let plain = TcpSettings::default();
+    let ecn = [1, 2, 3].map(|bits| TcpSettings { traffic_class: 0xb8 | bits, ..plain });
+    for wrong in ecn.into_iter().chain([TcpSettings { hop_limit: Some(0), ..plain }]) {
+        let mut net = Net::new();
+        let (qp, to) = (net.qp(0, QpType::Tcp), net.address(1, 9000));
+        let refused = |it: Fault| assert!(matches!(it, Fault::Invalid(_)), "{it:?}");
+        refused(net.connect(0, qp, to, &wrong).unwrap_err());
+        refused(net.adapter(0).tcp_listen(80, &wrong, 1).unwrap_err());
+        refused(net.adapter(0).tcp_listen_deferred(80, &wrong, 1).unwrap_err());
+        // Nothing is left of them.
+        net.listen(0, 80, &plain);
+        net.connect(0, qp, to, &plain).unwrap();
     }
 }

@@ -13,7 +13,7 @@ use quipu::{
 };
 
 use super::pingpong::Options;
-use super::{describe, failed};
+use super::{Leave, Signal, describe, failed};
 use crate::cmd::failure::Failure;
 
 /// Messages that are under way to and fro, and their greatest length.
@@ -35,9 +35,10 @@ fn is_answered(from: SocketAddr, port: u16) -> bool {
 /// Serves until the process is ended.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if options.socket {
+        let _ends = Leave::prepare(Signal::Ends)?;
         return sockets(options.port).map_err(|error| Failure::new("the socket", error, ""));
     }
-    let adapter = options.link.open_until_signal()?;
+    let adapter = options.link.open_until_signal(Signal::Ends)?;
     let mut server = Server::new(&adapter, options)?;
     println!("{}", describe(&adapter)?);
     println!("sending back what comes to port {}; Ctrl-C ends it", server.listener.port());

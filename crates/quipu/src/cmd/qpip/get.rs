@@ -13,7 +13,7 @@ use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, W
 
 use super::http::after_scheme;
 use super::response::Response;
-use super::{LinkOptions, broken, connect, failed, unless_gone, with_port};
+use super::{LinkOptions, Signal, broken, connect, failed, unless_gone, with_port};
 use crate::cmd::failure::Failure;
 
 /// What to fetch.
@@ -97,7 +97,7 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let servers: Vec<Vec<SocketAddr>> =
         options.urls.iter().map(server).collect::<Result<_, _>>()?;
-    let adapter = options.link.open_until_signal()?;
+    let adapter = options.link.open_until_signal(Signal::Cuts)?;
     unless_gone(&adapter, fetch_all(options, &adapter, servers))
 }
 

@@ -20,7 +20,7 @@ mod ttcp;
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -36,6 +36,7 @@ use super::variables::trimmed;
 
 /// Which tool.
 #[derive(clap::Args)]
+#[command(after_long_help = SIGNALS)]
 pub(crate) struct Options {
     #[command(subcommand)]
     tool: Tool,
@@ -57,6 +58,10 @@ enum Tool {
     Pingpong(pingpong::Options),
 }
 
+const SIGNALS: &str = "\
+Exit codes: 0 done, 1 failed. Ctrl-C and SIGTERM are the end of servers, which have no other: 0. A
+tool that one of them ends before it is done has 130 or 143.";
+
 /// Runs it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let outcome = match &options.tool {
@@ -67,15 +72,31 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Tool::Ttcp(options) => ttcp::run(options),
         Tool::Pingpong(options) => pingpong::run(options),
     };
-    // What failed since the adapter was ended is no failure.
-    if HAS_SIGNAL.load(Ordering::SeqCst) { Ok(INTERRUPTED.into()) } else { outcome }
+    // What failed since a signal came is no failure.
+    u8::try_from(ENDS_WITH.load(Ordering::SeqCst)).map_or(outcome, |code| Ok(code.into()))
 }
 
-/// Whether a signal ends the tool.
-static HAS_SIGNAL: AtomicBool = AtomicBool::new(false);
+/// The exit code of a tool that a signal ends; negative as long as none does.
+static ENDS_WITH: AtomicI32 = AtomicI32::new(-1);
 
-/// The exit code of a tool that a signal has ended.
-const INTERRUPTED: u8 = 130;
+/// What a signal is for a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Signal {
+    /// The end of a server, which has no other.
+    Ends,
+    /// The end of what is not done.
+    Cuts,
+}
+
+impl Signal {
+    /// The exit code that follows.
+    fn code(self, signal: i32) -> i32 {
+        match self {
+            Self::Ends => 0,
+            Self::Cuts => 128 + signal,
+        }
+    }
+}
 /// How long it may take to leave.
 const LEAVE: Duration = Duration::from_secs(2);
 /// After so long without an answer a tool says that it waits for one. A neighbour that is not there is told
@@ -156,13 +177,12 @@ impl LinkOptions {
     /// The same for a tool that a signal may end at any time: its peers are then told so, by resets.
     ///
     /// To be called before there are other threads.
-    fn open_until_signal(&self) -> Result<Adapter, Failure> {
-        let (adapter, leave) = self.open_with_leave()?;
+    fn open_until_signal(&self, signal: Signal) -> Result<Adapter, Failure> {
+        let (adapter, leave) = self.open_with_leave(signal)?;
         let aborter = adapter.aborter();
         leave.is(move || {
-            HAS_SIGNAL.store(true, Ordering::SeqCst);
             aborter.abort();
-            std::process::exit(INTERRUPTED.into());
+            exit();
         });
         Ok(adapter)
     }
@@ -170,10 +190,15 @@ impl LinkOptions {
     /// The same for one that says itself what it does when a signal comes.
     ///
     /// To be called before there are other threads.
-    fn open_with_leave(&self) -> Result<(Adapter, Leave), Failure> {
-        let leave = Leave::prepare()?;
+    fn open_with_leave(&self, signal: Signal) -> Result<(Adapter, Leave), Failure> {
+        let leave = Leave::prepare(signal)?;
         Ok((self.open()?, leave))
     }
+}
+
+/// Ends the process that a signal ends.
+fn exit() {
+    std::process::exit(ENDS_WITH.load(Ordering::SeqCst))
 }
 
 /// What a tool does when a signal comes; before it has said so, it ends. Whatever it does, it ends soon: the
@@ -185,19 +210,16 @@ type Does = Box<dyn Fn() + Send + Sync>;
 
 impl Leave {
     /// From now on a signal ends the tool.
-    fn prepare() -> Result<Self, Failure> {
+    fn prepare(signal: Signal) -> Result<Self, Failure> {
         let interrupts = Interrupts::block()
             .map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
         let leave = Self::default();
         let said = leave.clone();
         thread::spawn(move || {
-            interrupts.wait();
-            thread::spawn(move || match said.0.get() {
-                Some(does) => does(),
-                None => std::process::exit(INTERRUPTED.into()),
-            });
+            ENDS_WITH.store(signal.code(interrupts.wait()), Ordering::SeqCst);
+            thread::spawn(move || said.0.get().map_or_else(exit, |does| does()));
             thread::sleep(LEAVE);
-            std::process::exit(INTERRUPTED.into());
+            exit();
         });
         Ok(leave)
     }

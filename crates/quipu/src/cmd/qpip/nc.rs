@@ -11,7 +11,7 @@ use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
 use quipu::{Completion, CompletionQueue, Error, Request, WcStatus};
 
 use super::places::Places;
-use super::{INTERRUPTED, Leave, LinkOptions, connect, failed, unless_gone};
+use super::{Leave, LinkOptions, Signal, connect, failed, unless_gone};
 use crate::cmd::failure::Failure;
 
 /// With whom.
@@ -77,7 +77,7 @@ fn talk(options: &Options, adapter: &Adapter) -> Result<ExitCode, Failure> {
             end.qp.wait_connected().map_err(failed)?;
         }
     }
-    let (leave, qp) = (Leave::prepare()?, Arc::clone(&end));
+    let (leave, qp) = (Leave::prepare(Signal::Cuts)?, Arc::clone(&end));
     leave.is(move || {
         // Its end is an event.
         let _ = qp.qp.abort();
@@ -234,9 +234,7 @@ fn ended(change: TcpChange) -> Result<(), Failure> {
         TcpChange::Failed(failure) => {
             Err(Failure::new("the connection", Error::Tcp(failure), "is the peer still there?"))
         }
-        TcpChange::Aborted => {
-            Err(Failure::new("the connection", "ended by a signal", "").with_code(INTERRUPTED))
-        }
+        TcpChange::Aborted => Err(Failure::new("the connection", "ended by a signal", "")),
         _ => Ok(()),
     }
 }

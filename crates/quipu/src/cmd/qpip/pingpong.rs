@@ -14,7 +14,8 @@ use serde_json::json;
 
 use super::sample::{Samples, micros};
 use super::{
-    LinkOptions, ModeOption, NO_ROUTE, broken, connect, echo, failed, no_server, unreachable,
+    LinkOptions, ModeOption, NO_ROUTE, Signal, broken, connect, echo, failed, no_server,
+    unreachable,
 };
 use crate::cmd::failure::Failure;
 
@@ -84,7 +85,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         (true, false) => (socket_tcp(options, to)?, 0),
         (true, true) => socket_udp(options, to)?,
         (false, udp) => {
-            let adapter = options.link.open_until_signal()?;
+            let adapter = options.link.open_until_signal(Signal::Cuts)?;
             let end = End::new(&adapter, options)?;
             let lossless = |samples| (samples, 0);
             let outcome = if udp { end.by_udp(to) } else { end.by_tcp(to).map(lossless) };
@@ -144,6 +145,15 @@ fn mark(round: u32, size: u32) -> Vec<u8> {
 
 /// What there is to say of a server that has answered nothing.
 const SILENCE: &str = "nothing comes back";
+
+/// What has become of a round trip by UDP.
+enum Round {
+    /// Nanoseconds.
+    Took(u64),
+    Lost,
+    /// Its datagram was kept for long, as for a next hop that does not say where it is, and then lost.
+    Nowhere,
+}
 
 /// What a client of queue pairs needs.
 struct End<'a> {
@@ -251,8 +261,9 @@ impl<'a> End<'a> {
         }
         for round in 0..self.options.count {
             match self.round_by_udp(&qp, to, &mark(round, self.options.size))? {
-                Some(took) => samples.push(took),
-                None => lost += 1,
+                Round::Took(took) => samples.push(took),
+                Round::Nowhere if samples.is_empty() => return Err(unreachable(to, &NO_ROUTE)),
+                Round::Lost | Round::Nowhere => lost += 1,
             }
             if samples.is_empty() && lost > 2 {
                 break;
@@ -266,7 +277,7 @@ impl<'a> End<'a> {
         qp: &UdpQueuePair,
         to: SocketAddr,
         mark: &[u8],
-    ) -> Result<Option<u64>, Failure> {
+    ) -> Result<Round, Failure> {
         self.memory.write(0, mark).map_err(failed)?;
         let begun = Instant::now();
         qp.send_to(&Request::send(&self.message()?), to)
@@ -277,20 +288,23 @@ impl<'a> End<'a> {
             }
             sent => sent.as_ref().map_or(Ok(()), good)?,
         }
+        // Then it has waited for the next hop.
+        let sent = Instant::now();
+        let waited = sent - begun > PATIENCE;
         // What else comes is late, or from others.
-        while let Some(done) = self.next(&self.receives, Some(begun + PATIENCE))? {
+        while let Some(done) = self.next(&self.receives, Some(sent + PATIENCE))? {
             let took = begun.elapsed();
             good(&done)?;
             let is_answer = self.is_answer(&done, to, mark)?;
             qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(failed)?;
             if is_answer {
-                return Ok(Some(took.as_nanos() as u64));
+                return Ok(Round::Took(took.as_nanos() as u64));
             }
-            if took > PATIENCE {
+            if sent.elapsed() > PATIENCE {
                 break;
             }
         }
-        Ok(None)
+        Ok(if waited { Round::Nowhere } else { Round::Lost })
     }
 
     /// Whether it is the message with this mark that has come back.

@@ -21,7 +21,7 @@ use super::conditions::Version;
 use super::files::{Data, Source};
 use super::http::{Head, Parser, Refusal, Request};
 use super::memory::{Held, Memory, PIECE, SMALL_PIECE};
-use super::{LinkOptions, describe, failed, unless_gone};
+use super::{LinkOptions, Signal, describe, failed, unless_gone};
 use crate::cmd::failure::Failure;
 
 /// What to serve.
@@ -76,7 +76,7 @@ const SEND: u64 = u64::MAX;
 
 /// Serves until a signal comes.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let (adapter, leave) = options.link.open_with_leave()?;
+    let (adapter, leave) = options.link.open_with_leave(Signal::Ends)?;
     let mut server = Server::new(&adapter, options)?;
     println!("{}", describe(&adapter)?);
     for address in adapter.info().map_err(failed)?.addresses {

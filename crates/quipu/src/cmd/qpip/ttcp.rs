@@ -12,7 +12,7 @@ use quipu::{Access, Completion, CompletionQueue, MemoryRegion, Request, Sge, WcS
 use serde_json::json;
 
 use super::cpu::Cpu;
-use super::{LinkOptions, ModeOption, broken, connect, failed, no_server};
+use super::{LinkOptions, ModeOption, Signal, broken, connect, failed, no_server};
 use crate::cmd::failure::Failure;
 
 /// Who does what.
@@ -87,7 +87,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         (true, Some(to)) => socket_sends(options, to),
         (true, None) => socket_receives(options),
         (false, to) => {
-            let adapter = options.link.open_until_signal()?;
+            let adapter = options.link.open_until_signal(Signal::Cuts)?;
             if !options.json {
                 println!("{}", super::describe(&adapter)?);
             }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use self::network::Network;
 use self::report::Report;
 use self::words::{DATAGRAM, MAX_BLOCK, MAX_STREAMS, MAX_TIME, Params};
-use super::{LinkOptions, describe, failed};
+use super::{LinkOptions, Signal, describe, failed};
 use crate::cmd::failure::Failure;
 
 /// Who does what.
@@ -150,7 +150,9 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         let why = format!("a send has {least} to {most} bytes, and a test 1 byte at least");
         return Err(Failure::new("cannot make the test", why, "change --length or --bytes"));
     }
-    let (adapter, leave) = options.link.open_with_leave()?;
+    let lasts = options.client.is_none() && !options.one_off;
+    let signal = if lasts { Signal::Ends } else { Signal::Cuts };
+    let (adapter, leave) = options.link.open_with_leave(signal)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut network = Network::new(&adapter, Arc::clone(&stop))?;
     network.wait = options.wait;

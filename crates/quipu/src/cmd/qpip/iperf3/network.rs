@@ -232,7 +232,7 @@ impl Network {
     /// Takes what has completed and happened; if nothing has, waits for it, until then at most.
     pub(super) fn turn(&mut self, until: Option<Instant>) -> Result<(), Failure> {
         if self.stop.load(Ordering::Acquire) {
-            return Err(Failure::new("the test", "ended by a signal", "").with_code(130));
+            return Err(Failure::new("the test", "ended by a signal", ""));
         }
         while let Some(event) = self.adapter.poll_event().map_err(failed)? {
             self.events.push(event);
