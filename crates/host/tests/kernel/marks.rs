@@ -54,7 +54,10 @@ impl Seen {
         let counts = |flag: u8| u64::from(flags & (flag | SYN) == flag);
         self.echoes.fetch_add(counts(ECE), Ordering::Relaxed);
         self.answers.fetch_add(counts(CWR), Ordering::Relaxed);
-        if !MAY_BE_MARKED.contains(&ecn) || self.able.fetch_add(1, Ordering::Relaxed) % EVERY != 0 {
+        if !MAY_BE_MARKED.contains(&ecn) {
+            return;
+        }
+        if !self.able.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY) {
             return;
         }
         self.marked.fetch_add(1, Ordering::Relaxed);
