@@ -358,7 +358,7 @@ impl Drop for Streams {
     }
 }
 
-/// Sends by queue pairs. Twice what the receiver asks room for is under way, as the room of sockets grows, too.
+/// Sends by queue pairs. Twice the room of the receiver is under way, as that of sockets grows, too.
 fn queue_pairs_send(stretch: &Stretch, shared: &Shared) -> Result<()> {
     let depth = (2 * stretch.window / MESSAGE as u32).max(DEPTH);
     let streams = Streams::new(stretch.connections, depth)?;

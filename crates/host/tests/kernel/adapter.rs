@@ -87,8 +87,8 @@ impl Adapter {
         Some(Self { interface, ..adapter })
     }
 
-    /// Two adapters, each with an XDP socket at its end of a veth pair. The second has the kernel's addresses,
-    /// and the kernel none. None, and said, where there are no such sockets.
+    /// Two adapters, each with an XDP socket at its end of a veth pair. The second has the kernel's
+    /// addresses, and the kernel none. None, and said, where there are no such sockets.
     pub fn pair(mtu: u32) -> Option<[Self; 2]> {
         let (ours, _) = Link::Xdp.make(mtu);
         let specs = [ours, "xdp:theirs"].map(|spec| spec.parse::<LinkSpec>().unwrap());

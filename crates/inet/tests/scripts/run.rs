@@ -209,8 +209,8 @@ impl Run {
         self.now = end;
     }
 
-    /// The peer acknowledges each segment by itself: `words` say how long after it was sent, and for how long,
-    /// in seconds, and whether the first of these acknowledgements echoes a mark of the network.
+    /// The peer acknowledges each segment by itself: `words` say how long after it was sent, and for how
+    /// long, in seconds, and whether the first of these acknowledgements echoes a mark of the network.
     fn acknowledge(&mut self, words: &[&str]) -> Result<(), String> {
         let [delay, time] = [0, 1].map(|at| seconds(words.get(at).copied().unwrap_or("")));
         let (delay, end) = (delay?, self.now + time?);
