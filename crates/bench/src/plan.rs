@@ -170,8 +170,12 @@ mod tests {
         for quick in [false, true] {
             let plan = Plan::load(None, quick).unwrap();
             assert!(plan.max_size() >= 1 << 20);
-            let table = include_str!("../../../bench/goodput.toml");
-            assert!(Plan::parse(table, quick).unwrap().goodput.is_some());
+            for table in [
+                include_str!("../../../bench/goodput.toml"),
+                include_str!("../../../bench/goodput-clean.toml"),
+            ] {
+                assert!(Plan::parse(table, quick).unwrap().goodput.is_some());
+            }
         }
     }
 

@@ -37,7 +37,7 @@ const QUEUE: u32 = 20_000;
 const WARMUP: u32 = 20;
 /// Round trips until the path is empty.
 const EMPTY: u32 = 3;
-/// Octets that are sent at once, and sends of a connection under way at once.
+/// Octets that are sent at once, and sends of a connection under way at least.
 const MESSAGE: usize = 16_384;
 const DEPTH: u32 = 32;
 /// Everybody is connected by then, though some SYNs are lost.
@@ -132,7 +132,7 @@ impl Path {
             let sender = scope.spawn(move || {
                 shared.ended(match stretch.sender {
                     Sender::Kernel => sockets_send(stretch.connections, shared),
-                    Sender::Qpip => queue_pairs_send(stretch.connections, shared),
+                    Sender::Qpip => queue_pairs_send(stretch, shared),
                 })
             });
             let value = watch(stretch, round_trip, shared);
@@ -255,19 +255,19 @@ struct Streams {
 }
 
 impl Streams {
-    fn new(connections: u32) -> Result<Self> {
+    fn new(connections: u32, depth: u32) -> Result<Self> {
         let station = format!("station=02:00:00:00:00:{:02x}", ADAPTER.octets()[3]);
         let engine = open(&format!("packet:{},{station}", DEVICES[0]), ADAPTER.into())?;
         let (context, _) = engine.open_context()?;
         engine.tcp_events(context)?;
         let pd = engine.alloc_pd()?;
         let (channel, _) = engine.create_channel()?;
-        let (cq, _) = engine.create_cq(context, 2 * DEPTH * connections, Some(channel), 0)?;
+        let (cq, _) = engine.create_cq(context, 2 * depth * connections, Some(channel), 0)?;
         let memory = engine.allocate(MESSAGE)?;
         let region = engine.reg_segment(pd, &memory, None, Access::LOCAL_WRITE)?;
         let sge = Sge { addr: memory.addr() as u64, len: MESSAGE as u32, lkey: region.key };
         let cap = QpCap {
-            max_send_wr: DEPTH,
+            max_send_wr: depth,
             max_recv_wr: 1,
             max_send_sge: 1,
             max_recv_sge: 1,
@@ -358,11 +358,12 @@ impl Drop for Streams {
     }
 }
 
-/// Sends by queue pairs.
-fn queue_pairs_send(connections: u32, shared: &Shared) -> Result<()> {
-    let streams = Streams::new(connections)?;
+/// Sends by queue pairs. Twice the room of the receiver is under way, as that of sockets grows, too.
+fn queue_pairs_send(stretch: &Stretch, shared: &Shared) -> Result<()> {
+    let depth = (2 * stretch.window / MESSAGE as u32).max(DEPTH);
+    let streams = Streams::new(stretch.connections, depth)?;
     streams.connect(shared)?;
-    let all = 0..u64::from(connections);
-    streams.post(all.flat_map(|number| (0..DEPTH).map(move |_| number)))?;
+    let all = 0..u64::from(stretch.connections);
+    streams.post(all.flat_map(|number| (0..depth).map(move |_| number)))?;
     streams.go_on(shared)
 }

@@ -1,6 +1,6 @@
 //! An engine on a packet link whose other end is the kernel's, and its queue pairs.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -62,6 +62,7 @@ pub struct Adapter {
     pub engine: Arc<Engine>,
     /// The kernel's interface.
     pub interface: &'static str,
+    own: [IpAddr; 2],
     pub listener: ListenerId,
     pub port: u16,
 }
@@ -81,11 +82,33 @@ impl Adapter {
             println!("SKIPPED: {error}");
             return None;
         }
+        let adapter = Self::on(spec, OURS, KERNEL, mtu);
+        adapter.has_neighbour(interface);
+        Some(Self { interface, ..adapter })
+    }
+
+    /// Two adapters, each with an XDP socket at its end of a veth pair. The second has the kernel's
+    /// addresses, and the kernel none. None, and said, where there are no such sockets.
+    pub fn pair(mtu: u32) -> Option<[Self; 2]> {
+        let (ours, _) = Link::Xdp.make(mtu);
+        let specs = [ours, "xdp:theirs"].map(|spec| spec.parse::<LinkSpec>().unwrap());
+        for spec in &specs {
+            if let Err(error) = packet::open(spec) {
+                println!("SKIPPED: {error}");
+                return None;
+            }
+        }
+        let [ours, theirs] = specs;
+        Some([Self::on(ours, OURS, KERNEL, mtu), Self::on(theirs, KERNEL, OURS, mtu)])
+    }
+
+    /// An adapter on a link, with these addresses and routers.
+    pub fn on(spec: LinkSpec, own: [&str; 2], routers: [&str; 2], mtu: u32) -> Self {
         let prefixes = [24, 64];
-        let own = |version: usize| (OURS[version].parse().unwrap(), prefixes[version]);
+        let address = |version: usize| (own[version].parse().unwrap(), prefixes[version]);
         let qpip = QpipConfig {
-            addresses: vec![own(0), own(1)],
-            gateways: KERNEL.map(|address| address.parse().unwrap()).to_vec(),
+            addresses: vec![address(0), address(1)],
+            gateways: routers.map(|address| address.parse().unwrap()).to_vec(),
             ..QpipConfig::new(spec)
         };
         let engine = Engine::open(Config {
@@ -96,16 +119,20 @@ impl Adapter {
         })
         .unwrap();
         assert_eq!(engine.qpip_info().unwrap().mtu, mtu);
+        let (listener, port) = engine.tcp_listen(0, &settings(), 16).unwrap();
+        Self { engine, interface: "", own: own.map(|it| it.parse().unwrap()), listener, port }
+    }
+
+    /// The kernel gets its addresses on an interface behind which the adapter is.
+    pub fn has_neighbour(&self, interface: &str) {
         ip(&format!("address add {}/24 dev {interface}", KERNEL[0]));
         ip(&format!("address add {}/64 dev {interface} nodad", KERNEL[1]));
         wait_until_local(KERNEL[1]);
-        let (listener, port) = engine.tcp_listen(0, &settings(), 16).unwrap();
-        Some(Self { engine, interface, listener, port })
     }
 
     /// Where the adapter listens.
     pub fn address(&self, version: usize) -> SocketAddr {
-        SocketAddr::new(OURS[version].parse().unwrap(), self.port)
+        SocketAddr::new(self.own[version], self.port)
     }
 
     /// A queue pair with so many receives of so many octets.
@@ -135,6 +162,8 @@ pub struct QueuePair {
     memory: Segment,
     region: Region,
     receives: (u64, u64),
+    /// Whose part it plays: the adapter's, unless both ends are adapters.
+    pub adapters: bool,
     /// Octets of sends that are posted, and that are complete.
     posted: u64,
     pub sent: u64,
@@ -185,6 +214,7 @@ impl QueuePair {
             memory,
             region,
             receives,
+            adapters: true,
             posted: 0,
             sent: 0,
             sends: 0,
@@ -233,7 +263,7 @@ impl QueuePair {
         while self.posted < total && self.sends - self.done < SENDS && self.end.is_none() {
             let at = self.sends % SENDS * SEND;
             let len = SEND.min(total - self.posted);
-            self.memory.write(at as usize, &fill(true, self.posted, len)).unwrap();
+            self.memory.write(at as usize, &fill(self.adapters, self.posted, len)).unwrap();
             let wr = SendWr {
                 wr_id: IS_SEND | len,
                 to: To::Peer,
@@ -287,7 +317,7 @@ impl QueuePair {
         } else if good && completion.byte_len > 0 {
             let mut came = vec![0; completion.byte_len as usize];
             self.memory.read(self.place(completion.wr_id) as usize, &mut came).unwrap();
-            self.wrong = self.wrong.or(first_wrong(false, self.received, &came));
+            self.wrong = self.wrong.or(first_wrong(!self.adapters, self.received, &came));
             self.received += came.len() as u64;
             self.post_receive(completion.wr_id);
         }

@@ -5,12 +5,13 @@
 //! `sizes`: links, MTUs and lengths; `datagrams`: the same of UDP; `options`: what may be negotiated, and
 //! buffers; `endings`: half closes, resets, and both ends opening or closing at once; `gone`: interfaces that
 //! are deleted; `occupied`: addresses that somebody else has; `stalls`: closed windows, and a path that
-//! becomes narrower.
+//! becomes narrower; `marks`: a path that marks packets; `twins`: two adapters, without the kernel.
 
 mod adapter;
 mod datagrams;
 mod endings;
 mod gone;
+mod marks;
 mod occupied;
 mod options;
 mod pairs;
@@ -21,3 +22,4 @@ mod socket;
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod space;
 mod stalls;
+mod twins;

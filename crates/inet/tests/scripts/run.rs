@@ -22,6 +22,10 @@ struct Run {
     /// Our initial number, known from the first segment.
     ours: Option<SeqNumber>,
     sent: VecDeque<(u64, Segment)>,
+    /// Segments that the peer will acknowledge by itself.
+    flying: VecDeque<(u64, Segment)>,
+    /// The initial number of the connection before.
+    earlier: Option<SeqNumber>,
     brought: Received,
     /// The last report was.
     believed: bool,
@@ -41,6 +45,8 @@ pub fn script(text: &str) -> Result<(), String> {
         connection: None,
         ours: None,
         sent: VecDeque::new(),
+        flying: VecDeque::new(),
+        earlier: None,
         brought: Received::default(),
         believed: false,
         timestamps: (0, 0),
@@ -140,6 +146,9 @@ impl Run {
         if let Some(packet) = line.strip_prefix('>') {
             return self.expect(&written(packet)?);
         }
+        if let Some(times) = line.strip_prefix("acks ") {
+            return self.acknowledge(&times.split_whitespace().collect::<Vec<_>>());
+        }
         self.settle()?;
         if let Some(packet) = line.strip_prefix("<+") {
             self.arrive(&written(packet)?, false)?;
@@ -200,6 +209,37 @@ impl Run {
         self.now = end;
     }
 
+    /// The peer acknowledges each segment by itself: `words` say how long after it was sent, and for how
+    /// long, in seconds, and whether the first of these acknowledgements echoes a mark of the network.
+    fn acknowledge(&mut self, words: &[&str]) -> Result<(), String> {
+        let [delay, time] = [0, 1].map(|at| seconds(words.get(at).copied().unwrap_or("")));
+        let (delay, end) = (delay?, self.now + time?);
+        let mut marked = words.get(2) == Some(&"marked");
+        self.flying.append(&mut self.sent);
+        while let Some(due) = self.flying.front().map(|(at, _)| at + delay) {
+            if due > end {
+                break;
+            }
+            self.pass(due.saturating_sub(self.now));
+            let Some((_, segment)) = self.flying.pop_front() else { break };
+            let ours = self.ours.ok_or("nothing was sent yet")?;
+            let len = segment.payload.end - segment.payload.start;
+            let echo = if std::mem::take(&mut marked) { Flags::ECE } else { Flags::NONE };
+            let ack = segment.header.seq.distance(ours) as u64 + len;
+            let (window, urgent, options) = (None, None, None);
+            let flags = Flags::ACK | echo;
+            self.arrive(
+                &Written { flags, numbers: 1..1, ack: Some(ack), window, urgent, options },
+                false,
+            )?;
+            self.flush();
+            self.flying.append(&mut self.sent);
+        }
+        self.pass(end.saturating_sub(self.now));
+        self.flying.append(&mut self.sent);
+        Ok(())
+    }
+
     fn flush(&mut self) {
         while let Some(connection) = &mut self.connection {
             let Some(segment) = connection.poll_transmit(self.now) else { break };
@@ -209,7 +249,9 @@ impl Run {
 
     fn send(&mut self, segment: Segment) {
         if segment.header.flags.has(Flags::SYN) {
-            self.ours = Some(segment.header.seq);
+            // Sent again, it has the number that it had. (What has no connection is a cookie.)
+            let again = self.connection.as_ref().and(self.ours);
+            self.ours = again.or(Some(segment.header.seq));
         }
         if let Some(timestamps) = segment.header.options.timestamps {
             self.timestamps.0 = timestamps.value;
@@ -357,9 +399,12 @@ impl Run {
                 let secret = Secret([1, 2]);
                 let connection = Connection::connect(self.now, self.config, secret, &flow());
                 self.connection = Some(connection);
+                self.earlier = self.ours.take();
                 return Ok(());
             }
             "listen" => {
+                self.connection = None;
+                self.earlier = self.ours.take();
                 let listener = Listener::new(self.config, Secret([1, 2]), self.backlog);
                 self.listener = Some(listener);
                 return Ok(());
@@ -418,7 +463,17 @@ impl Run {
             "pushed" => {
                 return if brought.push { Ok(()) } else { Err("it was not".into()) };
             }
-            "cwnd" => connection.congestion_window().to_string(),
+            "cwnd" => {
+                let cwnd = connection.congestion_window();
+                let allowed = range(first)?;
+                let within = (allowed.start..=allowed.end).contains(&cwnd);
+                if within { rest.join(" ") } else { cwnd.to_string() }
+            }
+            "number_grown" => {
+                let numbers = self.ours.zip(self.earlier);
+                numbers
+                    .map_or("nothing".into(), |(ours, earlier)| ours.distance(earlier).to_string())
+            }
             "held" => connection.poll_held().map_or("none".into(), |held| {
                 let end = held.offset + held.payload.len() as u64;
                 format!("{}:{end}{}", held.offset, if held.end_of_message { " end" } else { "" })

@@ -6,6 +6,8 @@ use super::Progress;
 const MILLISECOND: u64 = 1_000_000;
 /// The greatest distance from K that is computed with; beyond it the bounds of the target hold anyway.
 const MAX_DISTANCE_MS: i128 = 1 << 22;
+/// Parts of an octet; with them the product of an acknowledgement, a segment's size and 9 has 60 bits.
+const PARTS: u64 = 1 << 10;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cubic {
@@ -26,7 +28,8 @@ struct Epoch {
     k_ms: u32,
     /// The plateau: W_max, or where the epoch began if that is above.
     origin: u64,
-    /// W_est: what Reno would have.
+    /// W_est: what Reno would have, in parts of an octet: where the window is wide, an acknowledgement adds
+    /// less than one.
     reno: u64,
 }
 
@@ -60,11 +63,12 @@ impl Cubic {
         let epoch = self.epoch.get_or_insert_with(|| Epoch::new(now, cwnd, max, mss));
         epoch.last = now;
         // RFC 9438 4.3: alpha is 3 (1 - beta) / (1 + beta) = 9/17 until the old window is reached, then one.
-        let (up, down) = if epoch.reno < prior { (9, 17) } else { (1, 1) };
-        epoch.reno += (acked * mss * up).div_ceil(cwnd * down);
+        let (up, down) = if epoch.reno / PARTS < prior { (9, 17) } else { (1, 1) };
+        epoch.reno += (acked * mss * up * PARTS).div_ceil(cwnd * down);
+        let reno = epoch.reno.div_ceil(PARTS);
         let elapsed = now.saturating_sub(epoch.start);
-        if epoch.cubic(elapsed, mss) < epoch.reno {
-            return cwnd.max(epoch.reno);
+        if epoch.cubic(elapsed, mss) < reno {
+            return cwnd.max(reno);
         }
         let target = epoch.cubic(elapsed + smoothed, mss).clamp(cwnd, cwnd + cwnd / 2);
         cwnd + (target - cwnd) * acked / cwnd
@@ -76,7 +80,8 @@ impl Epoch {
         // RFC 9438 4.2: K = cbrt((W_max - cwnd_epoch) / C), with C = 0.4 segments per second cubed.
         let below = u128::from(max.saturating_sub(cwnd));
         let cube = below * 1_000_000_000 * 10 / (4 * u128::from(mss));
-        Self { start: now, last: now, k_ms: cube_root(cube), origin: max.max(cwnd), reno: cwnd }
+        let (k_ms, origin) = (cube_root(cube), max.max(cwnd));
+        Self { start: now, last: now, k_ms, origin, reno: cwnd * PARTS }
     }
 
     /// W_cubic(t) = C (t - K)^3 + W_max, in octets.
@@ -119,5 +124,20 @@ mod tests {
         assert_eq!(cubic.max, 100_000);
         cubic.reduce(80_000, 1_000);
         assert_eq!((cubic.max, cubic.prior), (68_000, 80_000), "RFC 9438 4.7");
+    }
+
+    #[test]
+    fn reno_is_not_overestimated_where_windows_are_wide() {
+        let mut cubic = Cubic::default();
+        let cwnd = cubic.reduce(20_000_000, 1_000);
+        let (now, acked, mss, smoothed) = (0, 1_000, 1_000, 100 * MILLISECOND);
+        let (flight, una, nxt) = (cwnd, 1, 1 + cwnd);
+        let progress = Progress { now, acked, flight, mss, rtt: None, smoothed, una, nxt };
+        // A round trip, in which each of 14,000 acknowledgements adds 0.04 octets.
+        for _ in 0..cwnd / acked {
+            cubic.grow(cwnd, &progress);
+        }
+        let grown = cubic.epoch.unwrap().reno / PARTS - cwnd;
+        assert!((529..550).contains(&grown), "9/17 of a segment: {grown}");
     }
 }
