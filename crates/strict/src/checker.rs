@@ -321,7 +321,7 @@ impl Checker {
             return self.refused_send(id, wr.wr_id, fault);
         }
         let Some(qp) = self.qps.get(&id) else { return };
-        let (num, max, made) = (qp.num.0, qp.cap.max_send_wr, qp.made.clone());
+        let (num, max) = (qp.num.0, qp.cap.max_send_wr);
         let (sges, _) = self.to_access(wr);
         self.check_keys("send", wr.wr_id, &named(num), sges, errors);
         let Some(qp) = self.qps.get_mut(&id) else { return };
@@ -346,22 +346,45 @@ impl Checker {
             qp.sends.pop_front();
         }
         if count > max as usize {
-            let none = qp.sends.iter().all(|posted| !posted.signaled);
-            let how = if none { ", none of them signalled" } else { "" };
-            let what = format!(
-                "queue pair {num:#08x} has {count} requests outstanding{how}, and a send queue of \
-                 {max}"
-            );
-            self.report_once(Kind::SendQueueOverflow, id.0, what, vec![("created here", made)]);
+            self.overflowed(id, count);
         }
         if signaled {
             self.count_due(cq);
         }
     }
 
+    /// Whether a send queue has no room for one more behind `ahead` others until completions are polled. An
+    /// adapter of software has room as soon as requests are done, and no program may count on that. Where
+    /// nothing is signalled there is nothing to poll, which is a report and no matter of waiting.
+    #[must_use]
+    pub fn is_full(&self, id: QpId, ahead: u32) -> bool {
+        let Some(qp) = self.qps.get(&id) else { return false };
+        let count = qp.sends.len() + ahead as usize;
+        count >= qp.cap.max_send_wr as usize && qp.sends.iter().any(|posted| posted.signaled)
+    }
+
+    /// More requests are outstanding than the send queue holds, if not for long: with the one that is posted
+    /// `count`.
+    fn overflowed(&mut self, id: QpId, count: usize) {
+        let Some(qp) = self.qps.get(&id) else { return };
+        let none = qp.sends.iter().all(|posted| !posted.signaled);
+        let how = if none { ", none of them signalled" } else { "" };
+        let (whose, max, made) = (named(qp.num.0), qp.cap.max_send_wr, qp.made.clone());
+        let what =
+            format!("{whose} has {count} requests outstanding{how}, and a send queue of {max}");
+        self.report_once(Kind::SendQueueOverflow, id.0, what, vec![("created here", made)]);
+    }
+
     /// A send was refused.
     pub fn refused_send(&mut self, id: QpId, wr_id: u64, fault: &Fault) {
         let Some(qp) = self.qps.get(&id) else { return };
+        if matches!(fault, Fault::QueueFull) && !qp.sends.is_empty() {
+            // Who polls now, and posts again, does what ibv_post_send(3) says.
+            if qp.sends.iter().all(|posted| !posted.signaled) {
+                self.overflowed(id, qp.sends.len() + 1);
+            }
+            return;
+        }
         let what = format!("send {wr_id:#x} of {}: {fault}", named(qp.num.0));
         self.report(Kind::RefusedPost, what, Vec::new());
     }
@@ -394,10 +417,14 @@ impl Checker {
     ) {
         let Some(qp) = self.qps.get_mut(&id) else { return };
         let num = qp.num.0;
-        if let Err(fault) = outcome {
-            let what = format!("receive {wr_id:#x} of queue pair {num:#08x}: {fault}");
-            self.report(Kind::RefusedPost, what, Vec::new());
-            return;
+        match outcome {
+            Ok(()) => {}
+            // Who posts until there is no more room does nothing wrong.
+            Err(Fault::QueueFull) => return,
+            Err(fault) => {
+                let what = format!("receive {wr_id:#x} of queue pair {num:#08x}: {fault}");
+                return self.report(Kind::RefusedPost, what, Vec::new());
+            }
         }
         let here = Trace::here();
         qp.receives.push_back(Received::new(wr_id, memory, here.clone()));
@@ -421,10 +448,13 @@ impl Checker {
         outcome: Result<(), &Fault>,
     ) {
         let whose = "a shared receive queue";
-        if let Err(fault) = outcome {
-            let what = format!("receive {wr_id:#x} of {whose}: {fault}");
-            self.report(Kind::RefusedPost, what, Vec::new());
-            return;
+        match outcome {
+            Ok(()) => {}
+            Err(Fault::QueueFull) => return,
+            Err(fault) => {
+                let what = format!("receive {wr_id:#x} of {whose}: {fault}");
+                return self.report(Kind::RefusedPost, what, Vec::new());
+            }
         }
         // Its completion may go to any of the queue pairs' queues, so none is counted.
         let here = Trace::here();
