@@ -67,10 +67,9 @@ impl FaultOptions {
                 let why = format!("{} is to be repeated, and there is no plan", log.display());
                 return Err(failure(why, "give --fault the plan that the log was written with"));
             }
-            // The variable may be set where there are no faults this time.
             let Some(log) = self.fault_log.as_deref() else { return Ok(()) };
-            let why = format!("{} is to be the log of faults, and there is no plan", log.display());
-            return Err(failure(why, "give --fault a plan, or leave --fault-log out"));
+            let why = format!("{} is to tell of them, and there is no plan", log.display());
+            return Err(failure(why, "give --fault a plan; docs/faults.md says how to write one"));
         };
         let kept = self.fault_replay.as_deref();
         check_plan(path, kept).map_err(|flaw| match flaw {
@@ -228,10 +227,10 @@ mod tests {
         assert_eq!(fs::read(&old).unwrap(), b"");
         let without = FaultOptions { plan: None, ..options(&good, Some(&log)) };
         let error = without.check().unwrap_err().to_string();
-        assert!(error.contains("is to be repeated, and there is no plan"), "{error}");
-        let without = FaultOptions { plan: None, ..options(&good, None) };
+        assert!(error.contains("there is no plan"), "{error}");
+        let without = FaultOptions { fault_replay: None, ..without };
         let error = without.check().unwrap_err().to_string();
-        assert!(error.contains("is to be the log of faults, and there is no plan"), "{error}");
+        assert!(error.contains("there is no plan") && error.contains("--fault"), "{error}");
         let error = options(Path::new("/nowhere"), None).check().unwrap_err().to_string();
         assert!(error.contains("/nowhere: No such file"), "{error}");
         let variables = options(Path::new("plan.toml"), None).variables();
