@@ -12,6 +12,8 @@
 #include <string.h>
 
 #define MAX_DEPTH 128
+/* Messages before the first test: what connects, and learns, at first is in no contender's numbers. */
+#define FIRST_MESSAGES 5000
 
 static char *outgoing, *incoming;
 static int rank, depth = MAX_DEPTH;
@@ -112,6 +114,7 @@ int main(int argc, char **argv)
 		MPI_Abort(MPI_COMM_WORLD, 1);
 	}
 	pin();
+	ping_pong(0, FIRST_MESSAGES);
 	for (int i = 1; i < argc; i++) {
 		if (measure(argv[i]) != 0) {
 			fprintf(stderr, "cannot measure %s\n", argv[i]);

@@ -154,7 +154,7 @@ fn receive(world: &mut World, input: &mut Input<'_>) {
         (0..input.byte() % 4).map(|_| world.sge(input.count(), input.count(), lkey)).collect();
     let list = if list.is_empty() && input.flag() { vec![world.whole(lkey)] } else { list };
     let posted = if index == 1 {
-        world.adapter.post_srq_recv(world.srq, 2, &list)
+        world.adapter.post_srq_recv(world.now, world.srq, 2, &list)
     } else {
         world.adapter.post_recv(world.now, id, 2, &list)
     };
@@ -266,6 +266,11 @@ fn with_crc(mut fpdu: Vec<u8>) -> Vec<u8> {
     fpdu
 }
 
+/// The sink of the read at a position of the send queue.
+fn sink(position: u32) -> Stag {
+    Stag(1 << 31 | position)
+}
+
 /// A message that a peer might send, perhaps with a bit of its header turned.
 fn segment(world: &mut World, input: &mut Input<'_>) {
     use UntaggedOp as Op;
@@ -291,8 +296,7 @@ fn segment(world: &mut World, input: &mut Input<'_>) {
         0 | 1 => data(&mut begin(sender, untagged[usize::from(which)], number, srq), sender),
         2..=4 => data(&mut begin(sender, untagged[usize::from(which)], stag, srq), sender),
         5 | 6 => data(&mut sender.begin_tagged(TaggedOp::Write, Stag(stag), to), sender),
-        // The sink of a read is its position in the queue.
-        7 => data(&mut sender.begin_tagged(TaggedOp::ReadResponse, Stag(number), 0), sender),
+        7 => data(&mut sender.begin_tagged(TaggedOp::ReadResponse, sink(number), 0), sender),
         8 | 9 => {
             let (sink_stag, source_stag) = (Stag(number), Stag(stag));
             let ask = ReadRequest { sink_stag, sink_to: to, size, source_stag, source_to: to };
@@ -347,7 +351,7 @@ fn long(world: &mut World, input: &mut Input<'_>) {
         0 => begin(sender, UntaggedOp::Send, number, None),
         1 => begin(sender, UntaggedOp::SendImm, number, None),
         2 => sender.begin_tagged(TaggedOp::Write, Stag(stag), to),
-        _ => sender.begin_tagged(TaggedOp::ReadResponse, Stag(number), 0),
+        _ => sender.begin_tagged(TaggedOp::ReadResponse, sink(number), 0),
     };
     let mut out = vec![0; len as usize + 100];
     let remaining = len + if more { 10_000 } else { 0 };
@@ -505,7 +509,7 @@ fn memory(world: &mut World, input: &mut Input<'_>) {
             let max_wr = (max_wr % 4 == 0).then_some(max_wr);
             let _ = world.adapter.modify_srq(world.srq, max_wr, Some(limit));
         }
-        4 => drop(world.adapter.req_notify_cq(cq, input.flag())),
+        4 => drop(world.adapter.req_notify_cq(world.now, cq, input.flag())),
         5 => drop(world.adapter.dealloc_pd(world.pd)),
         6 => drop(world.adapter.destroy_cq(cq)),
         _ => drop(world.adapter.destroy_srq(world.srq)),

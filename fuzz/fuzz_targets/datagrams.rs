@@ -89,7 +89,7 @@ impl World {
         });
         let qps: Vec<QpId> = qps.collect();
         let wq = adapter.create_wq(pd, cq, 16, 4).unwrap();
-        adapter.modify_wq(wq, WqState::Ready).unwrap();
+        adapter.modify_wq(NOW, wq, WqState::Ready).unwrap();
         let table = adapter.create_ind_table(&[wq; 4]).unwrap();
         let hash = RxHash::new([0x6d; RX_HASH_KEY], RxHashFields::SRC_IPV4).unwrap();
         let hashed = adapter.create_hashed_qp(pd, table, hash, QpNum::new(PORT, QPS)).unwrap();
@@ -216,8 +216,8 @@ impl World {
         let index = usize::from(input.byte()) % (self.qps.len() + 1);
         let sges = self.sges(input);
         let posted = match index {
-            _ if index == self.qps.len() => self.adapter.post_wq_recv(self.wq, 2, &sges),
-            1 => self.adapter.post_srq_recv(self.srq, 2, &sges),
+            _ if index == self.qps.len() => self.adapter.post_wq_recv(NOW, self.wq, 2, &sges),
+            1 => self.adapter.post_srq_recv(NOW, self.srq, 2, &sges),
             _ => self.adapter.post_recv(NOW, self.qps[index], 2, &sges),
         };
         self.posted += u64::from(posted.is_ok());
@@ -267,13 +267,13 @@ impl World {
     fn manage(&mut self, input: &mut Input<'_>) {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
         let index = usize::from(input.byte()) % self.qps.len();
-        let (id, group) = (self.qps[index], IpAddr::from(GROUP));
+        let (id, group) = (self.qps[index], Gid::from(IpAddr::from(GROUP)));
         match input.byte() % 7 {
             4 => self.steer(input),
             6 => self.route(index % 2, input),
             5 => {
                 let state = input.pick(&[WqState::Reset, WqState::Ready, WqState::Err]);
-                let _ = self.adapter.modify_wq(self.wq, state);
+                let _ = self.adapter.modify_wq(NOW, self.wq, state);
             }
             0 => drop(self.adapter.attach_multicast(id, group)),
             1 => drop(self.adapter.detach_multicast(id, group)),

@@ -142,7 +142,6 @@ unsafe fn param_of(param: &EngineCmParam) -> Outcome<Param> {
         srq: param.srq != 0,
         qpn: param.qp_num,
         qkey: param.qkey,
-        qp_type: u8::try_from(param.qp_type).map_err(|_| INVALID)?,
         ece: Ece { vendor_id: param.ece.vendor_id, options: param.ece.options },
     })
 }

@@ -137,7 +137,14 @@ entries! {
         };
         let instance = current()?;
         let pd = instance.pd(pd);
-        let context = instance.registry().context_of(Object::Pd(pd))?;
+        let context = {
+            let registry = instance.registry();
+            let context = registry.context_of(Object::Pd(pd))?;
+            if registry.device(context)? == Device::QuipuQp0 {
+                return Err(EngineStatus::NotSupported.into());
+            }
+            context
+        };
         let (mw, key) = instance.engine.alloc_mw(pd, window)?;
         let mut registry = instance.registry();
         registry.add(Object::Mw(mw), context, 0);

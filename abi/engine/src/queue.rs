@@ -85,6 +85,9 @@ entries! {
         let (context, id) = {
             let registry = instance.registry();
             let context = registry.context_of(Object::Pd(pd))?;
+            if registry.device(context)? == Device::QuipuQp0 {
+                return Err(unsupported("shared receive queues of this device"));
+            }
             (context, registry.context(context)?)
         };
         let engine = &instance.engine;

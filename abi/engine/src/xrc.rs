@@ -16,7 +16,7 @@ use quipu_nic::XrcdId;
 use crate::entry::{Out, entries};
 use crate::instance::{Instance, current, for_destructor};
 use crate::registry::ContextNumber;
-use crate::status::{INVALID, Outcome, unsupported};
+use crate::status::{Failure, INVALID, Outcome, unsupported};
 
 /// An inode, which stays while this lives: the number of one that is gone is another file's soon.
 struct Inode {
@@ -87,13 +87,21 @@ impl Domains {
     }
 }
 
+/// Why the inode of a descriptor cannot be had.
+fn no_inode(error: &io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::NotFound => EngineStatus::BadDescriptor.into(),
+        _ => INVALID,
+    }
+}
+
 fn open(
     instance: &Instance,
     context: ContextNumber,
     fd: c_int,
     oflag: c_int,
 ) -> Outcome<XrcdNumber> {
-    let inode = if fd == -1 { None } else { Some(Inode::of(fd).map_err(|_| INVALID)?) };
+    let inode = if fd == -1 { None } else { Some(Inode::of(fd).map_err(|e| no_inode(&e))?) };
     // What is looked for below stays there, or away.
     let _turn = instance.xrcd_turn();
     let existing = {
@@ -104,7 +112,10 @@ fn open(
     let domain = match existing {
         Some(_) if oflag & O_EXCL != 0 => return Err(INVALID),
         Some(domain) => domain,
-        None if oflag & O_CREAT == 0 => return Err(EngineStatus::WouldBlock.into()),
+        // Without an inode it is a new one, whatever the flags say.
+        None if inode.is_some() && oflag & O_CREAT == 0 => {
+            return Err(EngineStatus::WouldBlock.into());
+        }
         // Not under the registry's lock, which is taken under the engine's.
         None => instance.engine.alloc_xrcd()?,
     };

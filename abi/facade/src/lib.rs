@@ -68,7 +68,7 @@ pub fn check(status: i32) -> Result<(), Errno> {
 #[cold]
 pub fn errno_of(status: i32) -> Errno {
     use EngineStatus as S;
-    const TABLE: [(EngineStatus, Errno); 23] = [
+    const TABLE: [(EngineStatus, Errno); 24] = [
         (S::Invalid, Errno::EINVAL),
         (S::NoMemory, Errno::ENOMEM),
         (S::NotSupported, Errno::EOPNOTSUPP),
@@ -92,6 +92,7 @@ pub fn errno_of(status: i32) -> Errno {
         (S::WaitOn, Errno::ERESTART),
         (S::Denied, Errno::EACCES),
         (S::NoSuchFamily, Errno::EAFNOSUPPORT),
+        (S::BadDescriptor, Errno(libc::EBADF)),
     ];
     TABLE.iter().find(|(known, _)| known.code() == status).map_or(Errno::EIO, |(_, errno)| *errno)
 }

@@ -6,6 +6,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne, Plain};
 use quipu_facade::check;
 
+use crate::addrinfo::AF_IB;
 use crate::device::{Device, device};
 use crate::id::{complete, id};
 
@@ -20,7 +21,7 @@ const RATE: u8 = 16;
 ///
 /// # Errors
 ///
-/// EINVAL for null, EAFNOSUPPORT for another family than IPv4 and IPv6 (such as AF_IB).
+/// EAFNOSUPPORT for AF_IB, EINVAL for null and for another family than that, IPv4 and IPv6.
 ///
 /// # Safety
 ///
@@ -36,7 +37,8 @@ pub(crate) unsafe fn length(addr: *const sockaddr) -> Result<usize, Errno> {
     match c_int::from(family) {
         libc::AF_INET => Ok(size_of::<libc::sockaddr_in>()),
         libc::AF_INET6 => Ok(size_of::<libc::sockaddr_in6>()),
-        _ => Err(Errno::EAFNOSUPPORT),
+        AF_IB => Err(Errno::EAFNOSUPPORT),
+        _ => Err(Errno::EINVAL),
     }
 }
 
@@ -298,7 +300,6 @@ mod tests {
 
     #[test]
     fn families_without_ip_addresses_are_refused() {
-        const AF_IB: c_int = 27;
         // SAFETY: these are addresses, or null.
         unsafe {
             let of =
@@ -306,6 +307,8 @@ mod tests {
             assert_eq!(of(libc::AF_INET), Ok(16));
             assert_eq!(of(libc::AF_INET6), Ok(28));
             assert_eq!(of(AF_IB), Err(Errno::EAFNOSUPPORT));
+            assert_eq!(of(libc::AF_UNSPEC), Err(Errno::EINVAL));
+            assert_eq!(of(libc::AF_UNIX), Err(Errno::EINVAL));
             assert_eq!(length(std::ptr::null()), Err(Errno::EINVAL));
         }
     }

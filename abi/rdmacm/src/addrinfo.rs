@@ -11,7 +11,7 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne, Void};
 use quipu_facade::{check, engine};
 
-const AF_IB: c_int = 27;
+pub(crate) const AF_IB: c_int = 27;
 /// `EAI_QPTYPE` of the manual page, for which there is no number but that of its like.
 const EAI_QPTYPE: c_int = EAI_SOCKTYPE;
 const FLAGS: c_int = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY | RAI_SA | RAI_DNS;

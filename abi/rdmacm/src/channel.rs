@@ -16,6 +16,8 @@ pub(crate) struct ChannelState {
     pub(crate) handle: CmChannelHandle,
     /// Set when the channel is destroyed: for threads that wait in it at that moment.
     pub(crate) closed: Arc<AtomicBool>,
+    /// It was made for one identifier, whose calls wait for their events: its requests get such ones, too.
+    pub(crate) of_one: bool,
 }
 
 impl Tagged for ChannelState {
@@ -41,15 +43,15 @@ pub(crate) fn is_destroyed_by_another(raw: *mut rdma_event_channel) -> bool {
     destroyed().iter().any(|&(channel, by)| channel == raw.addr() && by != me)
 }
 
-/// Makes a channel.
-pub(crate) fn create() -> Result<*mut rdma_event_channel, Errno> {
+/// Makes a channel, for identifiers that the program assigns to it, or for one whose calls wait.
+pub(crate) fn create(of_one: bool) -> Result<*mut rdma_event_channel, Errno> {
     let api = engine()?;
     let mut made = EngineCmChannel { channel: CmChannelHandle::NONE, fd: -1 };
     // SAFETY: `made` is valid for the call.
     check(unsafe { (api.cm.create_channel)(&mut made) })?;
     let public = rdma_event_channel { fd: made.fd };
     let closed = Arc::new(AtomicBool::new(false));
-    Ok(Channel::create(public, ChannelState { api, handle: made.channel, closed }))
+    Ok(Channel::create(public, ChannelState { api, handle: made.channel, closed, of_one }))
 }
 
 /// Ends a channel. While identifiers use it, nothing happens: the manual page forbids it, and their
@@ -80,7 +82,7 @@ pub(crate) unsafe fn destroy(raw: *mut rdma_event_channel) -> Result<(), Errno> 
 entry! {
     /// `rdma_create_event_channel(3)`
     fn rdma_create_event_channel() -> Null<rdma_event_channel> {
-        create()
+        create(false)
     }
 
     /// `rdma_destroy_event_channel(3)`

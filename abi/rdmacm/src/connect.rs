@@ -91,7 +91,7 @@ unsafe fn parameters(
     private_data: &[u8],
 ) -> EngineCmParam {
     // SAFETY: passed on from the caller; its queue pair is one of libibverbs.
-    let (public, qp) = unsafe { (&*raw, (*raw).qp.as_ref()) };
+    let qp = unsafe { (*raw).qp.as_ref() };
     let said = |of: fn(&rdma_conn_param) -> u8, otherwise| param.map_or(otherwise, of);
     EngineCmParam {
         private_data: private_data.as_ptr().cast(),
@@ -104,7 +104,6 @@ unsafe fn parameters(
         srq: qp.map_or(said(|param| param.srq, 0), |qp| u8::from(!qp.srq.is_null())),
         qp_num: qp.map_or(param.map_or(0, |param| param.qp_num), |qp| qp.qp_num),
         qkey: 0,
-        qp_type: qp.map_or(public.qp_type, |qp| qp.qp_type),
         // SAFETY: as above.
         ece: unsafe { ece::own(raw, book) },
     }

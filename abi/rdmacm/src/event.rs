@@ -330,8 +330,9 @@ unsafe fn request(
             book.remote_ece = reported.ece;
         }
         fill(raw, reported);
-        let synchronous = state.book().synchronous;
-        if synchronous && id::migrate(child, ptr::null_mut()).is_err() {
+        // Its listener may have moved to another one since.
+        let of_one = Channel::get(channel).is_ok_and(|channel| channel.of_one);
+        if of_one && id::migrate(child, ptr::null_mut()).is_err() {
             let _ = id::destroy(child);
             return false;
         }

@@ -119,6 +119,12 @@ fn service_of(ps: u32) -> u32 {
     if ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB { IBV_QPT_UD } else { IBV_QPT_RC }
 }
 
+/// What the engine is told where the program does not say: requests at a listener for TCP may be for any
+/// queue pairs, since its program makes those itself.
+fn any_of(ps: u32) -> u32 {
+    if ps == RDMA_PS_TCP { 0 } else { service_of(ps) }
+}
+
 /// Makes an identifier; without a channel, a synchronous one.
 ///
 /// # Safety
@@ -132,11 +138,11 @@ pub(crate) unsafe fn create(
 ) -> Result<*mut rdma_cm_id, Errno> {
     let api = engine()?;
     let synchronous = channel.is_null();
-    let channel = if synchronous { channel::create()? } else { channel };
+    let channel = if synchronous { channel::create(true)? } else { channel };
     // SAFETY: of the program, or just made.
     let init_channel = unsafe { Channel::get(channel) }?.handle;
-    let qp_type = qp_type.unwrap_or(service_of(ps));
-    let public = blank(channel, context, ps, qp_type);
+    let public = blank(channel, context, ps, qp_type.unwrap_or(service_of(ps)));
+    let qp_type = qp_type.unwrap_or(any_of(ps));
     let state = IdState::new(api, CmIdHandle::NONE, synchronous);
     let made = Id::create_with(public, state, |raw, state| {
         let init =
@@ -272,7 +278,7 @@ pub(crate) unsafe fn migrate(
     if synchronous && state.book().synchronous {
         return Err(Errno::EINVAL);
     }
-    let to = if synchronous { channel::create()? } else { channel };
+    let to = if synchronous { channel::create(true)? } else { channel };
     // SAFETY: passed on from the caller.
     let moved = unsafe { switch(raw, state, to, synchronous) };
     let (reported, old, was) = moved.inspect_err(|_| {

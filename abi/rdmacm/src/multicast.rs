@@ -119,10 +119,10 @@ unsafe fn end(raw: *mut rdma_cm_id, group: *mut Group) -> Result<(), Errno> {
     unsafe {
         let state = id(raw)?;
         let qp = (*raw).qp;
-        // Another membership of the same group keeps the queue pair attached.
-        let shared = state.book().groups.0.iter().any(|&other| {
-            other != group && (*other).attached.get().is_some() && (*other).addr == (*group).addr
-        });
+        // Another membership by the same GID keeps the queue pair attached.
+        let attached = |group: *mut Group| (*group).attached.get().map(|gid| gid.raw);
+        let same = |&other: &*mut Group| other != group && attached(other) == attached(group);
+        let shared = state.book().groups.0.iter().any(same);
         if let (Some(gid), false) = ((*group).attached.get(), shared || qp.is_null()) {
             let _ = verbs().map(|verbs| (verbs.detach_mcast)(qp, gid, 0));
         }

@@ -10,7 +10,16 @@ use crate::ece;
 use crate::id::id;
 use crate::verbs::{number, verbs};
 
-/// The attributes that `ibv_modify_qp` needs for a state.
+/// What queue pairs of UC do not have.
+const OF_RELIABLE: u32 = IBV_QP_MAX_DEST_RD_ATOMIC
+    | IBV_QP_MIN_RNR_TIMER
+    | IBV_QP_RETRY_CNT
+    | IBV_QP_RNR_RETRY
+    | IBV_QP_MAX_QP_RD_ATOMIC
+    | IBV_QP_TIMEOUT;
+
+/// The attributes that `ibv_modify_qp` needs for a state. They are those of the identifier's type, of which
+/// its queue pair need not be; one of XRC ignores what it does not have.
 ///
 /// # Safety
 ///
@@ -24,6 +33,10 @@ unsafe fn attributes(raw: *mut rdma_cm_id, state: u32) -> Result<(ibv_qp_attr, c
     let mut mask = 0;
     // SAFETY: both are valid for the call.
     check(unsafe { (this.api.cm.init_qp_attr)(this.handle, &mut attr, &mut mask) })?;
+    // SAFETY: passed on from the caller; a queue pair of an identifier is one of libibverbs.
+    if unsafe { (*raw).qp.as_ref() }.is_some_and(|qp| qp.qp_type == IBV_QPT_UC) {
+        mask &= !OF_RELIABLE;
+    }
     Ok((attr, mask as c_int))
 }
 

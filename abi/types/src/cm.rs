@@ -54,8 +54,6 @@ pub struct EngineCmParam {
     pub qp_num: u32,
     /// Datagrams: the Q_Key that the acceptor's peer shall use; 0: `RDMA_UDP_QKEY`.
     pub qkey: u32,
-    /// `IBV_QPT_*` of the queue pair.
-    pub qp_type: u32,
     /// Options of the own vendor; `vendor_id` 0: none.
     pub ece: ibv_ece,
 }

@@ -43,7 +43,7 @@ pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
 /// The file name of the engine, which lies in the same folder as the facades.
 pub const ENGINE_FILE_NAME: &str = "libquipu_engine.so";
 /// The value of [`EngineApi::version`]; raised with every change of the table or its structures.
-pub const ENGINE_API_VERSION: u32 = 18;
+pub const ENGINE_API_VERSION: u32 = 19;
 
 /// How `ibv_wr_flush` reaches [`EngineApi::post_batch`]: an opcode that no program knows, since the request
 /// of `ibv_post_send` has no place for what a flush needs. `wr.atomic` has the key, the address, the length
@@ -107,6 +107,8 @@ pub enum EngineStatus {
     Denied = 22,
     /// This host has no addresses of that family \[EAFNOSUPPORT\].
     NoSuchFamily = 23,
+    /// It is no descriptor \[EBADF\].
+    BadDescriptor = 24,
 }
 
 impl EngineStatus {

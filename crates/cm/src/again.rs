@@ -43,6 +43,7 @@ impl Cm {
         }
         if let Some(id) = self.ids.get_mut(key) {
             id.again.stream = Some(Box::new(stream));
+            self.actions.push_back(Action::Hold { id: key });
         }
     }
 

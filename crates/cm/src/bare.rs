@@ -153,7 +153,7 @@ impl Cm {
         let listener = self.ids.get(by).filter(|_| !self.removed).ok_or(Unwanted::Refused)?;
         let State::Listening(state) = &listener.state else { return Err(Unwanted::Refused) };
         let at = listener.src.map(|src| src.ip());
-        if listener.space != PortSpace::Tcp || !takes(at, local.ip(), listener.options.v6_only) {
+        if !listener.takes_untyped() || !takes(at, local.ip(), listener.options.v6_only) {
             return Err(Unwanted::Refused);
         }
         if state.untaken.len() >= state.backlog {

@@ -9,7 +9,9 @@ use crate::admission::Origin;
 use crate::id::{Id, State};
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{Incoming, MPA, Owner, Stream};
-use crate::types::{Action, CallError, EventKind, Loss, Param, Peer, Protocol, Refusal, qp_type};
+use crate::types::{
+    Action, CallError, EventKind, Loss, Param, Peer, PortSpace, Protocol, Refusal, qp_type,
+};
 use crate::{Clocked, Cm, errno};
 
 const SECOND: u64 = 1_000_000_000;
@@ -122,7 +124,7 @@ impl Cm {
         let gid = id.own_gid(self.config.gid);
         Ok(Offer {
             port_space: id.space.code(),
-            qp_type: if param.qp_type == 0 { id.qp_type } else { param.qp_type },
+            qp_type: id.qp_type,
             srq: param.srq,
             flow_control: param.flow_control,
             qpn: param.qpn & 0x00ff_ffff,
@@ -187,7 +189,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Refuses a request, or a reply.
+    /// Refuses a request, or a reply. Of QPIP the private data are left out.
     ///
     /// # Errors
     ///
@@ -196,8 +198,10 @@ impl Cm {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         let most = match id.protocol {
             Protocol::Iwarp => MAX_USER_DATA,
-            _ if id.is_datagram() => wire::SIDR_REP_DATA,
-            _ => wire::REJ_DATA,
+            // It has no room for any: what counts is the refusal.
+            Protocol::Qpip => usize::MAX,
+            Protocol::Quipu if id.is_datagram() => wire::SIDR_REP_DATA,
+            Protocol::Quipu => wire::REJ_DATA,
         };
         if data.len() > most {
             return Err(CallError::Invalid("the length of the private data"));
@@ -507,6 +511,10 @@ impl Cm {
             }
             State::Disconnecting => self.finish_disconnect(now, key, 0),
             State::Responded if id.ended_early => self.drop_stream(key, true),
+            // So iWARP adapters tell of a peer that closes in place of a reply.
+            State::Connecting if id.protocol == Protocol::Iwarp && status == -errno::CONNRESET => {
+                self.fail(key, EventKind::Rejected, status);
+            }
             State::Connecting | State::Responded | State::Accepted => {
                 self.fail(key, EventKind::ConnectError, status);
             }
@@ -555,9 +563,10 @@ impl Cm {
         if !self.config.takes_quipu || offer.port_space != listener.space.code() {
             return self.refuse_stream(key, &no_such_service);
         }
-        // The program makes queue pairs of one type: another would be an error to it when it accepts.
-        let kind = qp_type::of_peer(offer.qp_type);
-        let is_other = listener.qp_type != 0 && listener.qp_type != kind;
+        // Those of RDMA_PS_TCP may get queue pairs of any type, whatever they were made for.
+        let asked = qp_type::of_peer(offer.qp_type);
+        let kind = if listener.qp_type == 0 { asked } else { listener.qp_type };
+        let is_other = listener.space == PortSpace::Ib && kind != asked;
         if is_other || state.untaken.len() >= state.backlog {
             let refused = Setup::Reject(reason::CONSUMER, &[]).to_bytes();
             return self.refuse_stream(key, &refused);

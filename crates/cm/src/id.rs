@@ -189,6 +189,12 @@ impl Id {
         }
     }
 
+    /// Whether a request that names no type may be for it: connections of the adapters that have no other
+    /// protocol than TCP or plain iWARP are of RC.
+    pub(crate) fn takes_untyped(&self) -> bool {
+        self.space == PortSpace::Tcp && matches!(self.qp_type, 0 | qp_type::RC)
+    }
+
     /// Whether it belongs to the device with the GID `gid`: it is bound to an address of its own. One of
     /// the loopback that is not the device's leaves open which device it will be until there is a peer, as
     /// with the kernel's rdma_cm; programs that look for devices by binding to every address of the host

@@ -96,7 +96,7 @@ impl Cm {
         let (local, peer) = (stream.local, stream.peer);
         let Some(listener) = self.ids.get(by) else { return self.close(key, true) };
         let State::Listening(state) = &listener.state else { return self.close(key, true) };
-        let served = self.config.takes_plain && listener.space == PortSpace::Tcp;
+        let served = self.config.takes_plain && listener.takes_untyped();
         if !served || state.untaken.len() >= state.backlog {
             return self.refuse_stream(key, &[]);
         }

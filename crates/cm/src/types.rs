@@ -250,8 +250,6 @@ pub struct Param {
     pub qpn: u32,
     /// Datagrams: the Q_Key of the queue pair; 0: the usual one.
     pub qkey: u32,
-    /// `IBV_QPT_*`; 0: that of the identifier.
-    pub qp_type: u8,
     /// Options of the own vendor, which only another Quipu is told of.
     pub ece: Ece,
 }
@@ -365,6 +363,12 @@ pub enum Action {
     /// QPIP: have the adapter refuse the peer that has asked for this identifier.
     Refuse {
         /// Whose peer.
+        id: IdKey,
+    },
+    /// Bind a socket of `id` as before, so that nobody else gets its port: its connection was refused, and is
+    /// tried once more after a pause.
+    Hold {
+        /// Who connects.
         id: IdKey,
     },
     /// Open a TCP connection from the socket of `id` and send `first` once it stands.

@@ -5,7 +5,7 @@
 //! readings of the kernel's clock that lie at most [`WINDOW_NS`] apart; elsewhere each reading is
 //! one of the kernel's.
 
-use quipu_nic::Time;
+use quipu_nic::{Time, TimeSource};
 
 /// After so long the counter is compared with the kernel's clock again.
 const WINDOW_NS: u64 = 50_000_000;
@@ -23,6 +23,13 @@ const CLOSE_TICKS: u64 = 20_000;
 pub(crate) struct Clock {
     last: Time,
     scale: Option<Scale>,
+}
+
+impl TimeSource for &mut Clock {
+    #[inline]
+    fn time(self, exact: bool) -> Time {
+        if exact { self.now() } else { self.recent() }
+    }
 }
 
 /// How counter ticks become nanoseconds.

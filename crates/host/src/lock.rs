@@ -3,7 +3,8 @@
 //!
 //! There is one lock per engine, and the engine takes no other while it holds it. Whoever holds it
 //! through a [`Doorbell`](crate::Doorbell) may take locks of his own, under which he must not call
-//! the engine: so there is one order of locks, this one first.
+//! the engine: so there is one order of locks, this one first. Whoever replaces pages of the process
+//! holds those of all engines meanwhile (`pages::still`).
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

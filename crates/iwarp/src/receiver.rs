@@ -268,6 +268,11 @@ impl Receiver {
         self.due[queue::REQUEST as usize] = Due::at(mark.request_msn);
     }
 
+    /// Whether a Write or a Send has begun whose last segment has not come.
+    pub fn is_in_message(&self) -> bool {
+        self.in_write || self.due[queue::SEND as usize].open.is_some()
+    }
+
     /// Whether requests are being dropped.
     pub fn is_discarding(&self) -> bool {
         self.discarding

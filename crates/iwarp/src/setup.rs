@@ -208,6 +208,12 @@ impl Rtr {
     }
 }
 
+/// The reads that a responder must answer at a time if it wants `ird`: an initiator that is to open the
+/// stream by a Read may send none unless one is granted, and Linux siw then gives up.
+pub fn rtr_ird(rtr: Option<Rtr>, ird: u16) -> u16 {
+    if rtr == Some(Rtr::Read) { ird.max(1) } else { ird }
+}
+
 /// Why start-up failed. Apart from [`SetupError::PrivateDataTooLong`] and
 /// [`SetupError::WrongState`], the connection is to be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -556,7 +562,7 @@ impl Responder {
             let ours = params.enhanced.unwrap_or(open);
             // A refusal agrees on nothing.
             rtr = if reject { None } else { Rtr::agree(&ours, &theirs)? };
-            let (ird, ord) = (ours.ird, ours.ord.min(theirs.ird));
+            let (ird, ord) = (rtr_ird(rtr, ours.ird), ours.ord.min(theirs.ird));
             let mut reply = Enhanced { ird, ord, ..Enhanced::default() };
             if let Some(rtr) = rtr {
                 reply.peer_to_peer = true;

@@ -13,7 +13,7 @@ use crate::counters::AdapterCounters;
 use crate::cq::{Cq, Pushed};
 use crate::datagram::{Ah, DatagramDrops};
 use crate::event::{Action, Event};
-use crate::link::{LinkState, PeerMemory};
+use crate::link::{LinkState, PeerMemory, Restless};
 use crate::port::LinkLayer;
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
@@ -254,8 +254,8 @@ pub(crate) struct Hub<P> {
     /// Queue pairs with datagrams to send, each once, in the order of service.
     pub(crate) datagrams_ready: VecDeque<QpId>,
     pub(crate) datagram_drops: DatagramDrops,
-    /// Multicast groups with those attached to them; none is empty.
-    pub(crate) groups: BTreeMap<IpAddr, Vec<QpId>>,
+    /// Multicast groups with those attached to them, and the names by which; none is empty.
+    pub(crate) groups: BTreeMap<IpAddr, Vec<(QpId, Gid)>>,
     /// Which frames go to which queue pairs.
     pub(crate) rules: Rules,
     /// Where they count what they match.
@@ -286,6 +286,8 @@ pub(crate) struct Hub<P> {
     /// Queue pairs whose end is postponed, since when, and when they are looked at next.
     pub(crate) endings: Vec<QpId>,
     pub(crate) endings_since: Time,
+    /// The peers that they waited for then.
+    pub(crate) endings_seen: Vec<Restless>,
     pub(crate) endings_alarm: Option<Time>,
     /// Memory taken back that same-host peers may still be in the middle of an access to.
     pub(crate) withdrawn: Vec<Withdrawn>,
@@ -452,6 +454,7 @@ impl<P: Probe> Adapter<P> {
                 own_memory: None,
                 endings: Vec::new(),
                 endings_since: Time(0),
+                endings_seen: Vec::new(),
                 endings_alarm: None,
                 withdrawn: Vec::new(),
                 starved: None,

@@ -5,9 +5,15 @@ use crate::cq::{Cq, Pushed};
 use crate::error::Fault;
 use crate::event::Event;
 use crate::probe::Probe;
-use crate::types::{ChannelId, Completion, CqId, QpNum, Time};
+use crate::types::{ChannelId, Completion, CqId, QpNum, Time, TimeSource};
 
 impl<P> Hub<P> {
+    /// Whether it matters when a completion of a queue is made.
+    #[inline]
+    pub(crate) fn is_timed(&self, id: CqId) -> bool {
+        self.cqs.get(id).is_some_and(Cq::is_timed)
+    }
+
     /// An event of a queue is held back for a while, if it is not already.
     #[cold]
     pub(crate) fn hold_back(&mut self, id: CqId, period_ns: u64) {
@@ -189,8 +195,16 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// No such queue.
-    pub fn req_notify_cq(&mut self, id: CqId, solicited_only: bool) -> Result<(), Fault> {
+    pub fn req_notify_cq(
+        &mut self,
+        now: impl TimeSource,
+        id: CqId,
+        solicited_only: bool,
+    ) -> Result<(), Fault> {
         let pushed = self.cq(id)?.request_notify(solicited_only);
+        if let Pushed::Held(_) = pushed {
+            self.hub.now = now.time(true);
+        }
         self.hub.tell(id, pushed);
         Ok(())
     }

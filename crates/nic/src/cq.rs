@@ -307,6 +307,12 @@ impl Cq {
         self.plain
     }
 
+    /// Whether it matters when a completion is made.
+    #[inline]
+    pub(crate) fn is_timed(&self) -> bool {
+        self.stamps.is_some() || self.moderation.is_some()
+    }
+
     /// The program has looked for completions.
     #[inline(always)]
     fn looked(&mut self) {

@@ -135,7 +135,12 @@ impl<P: Probe> Adapter<P> {
         if av.port_num != 1 {
             return Err(Fault::Invalid("the adapter has one port, number 1"));
         }
-        let av = self.hub.config.link_layer.resolve(self.hub.config.gid, av)?;
+        let own = self.hub.config.gid;
+        let av = self.hub.config.link_layer.resolve(own, av)?;
+        let same_family = IpAddr::from(av.dgid).is_ipv4() == IpAddr::from(own).is_ipv4();
+        if !same_family && multicast_group(own, av.dgid).is_none() {
+            return Err(Fault::Invalid("an address of the other family cannot be sent to"));
+        }
         let made = self.hub.ahs.insert(Ah { pd, av });
         let id = made.ok_or(Fault::Exhausted("address handles"))?;
         self.hub.pd(pd)?.users += 1;

@@ -17,7 +17,9 @@ use crate::qpip::{connections, udp};
 use crate::receive;
 use crate::requester;
 use crate::transmit;
-use crate::types::{CqId, Payload, QpId, QpState, QpType, SendOp, SendWr, SrqId, Time, To};
+use crate::types::{
+    CqId, Payload, QpId, QpState, QpType, SendOp, SendWr, SrqId, Time, TimeSource, To,
+};
 
 /// Bytes that the payload of a request has, after checking it against the limits of its queue pair.
 fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault> {
@@ -138,6 +140,14 @@ fn make_room_for_receives<P>(qp: &mut Qp, hub: &Hub<P>) -> bool {
     qp.rq.taken_but(unread)
 }
 
+/// Whether what a call completes at once to a queue of this queue pair must be told the time exactly.
+#[inline]
+fn wants_time<P>(qp: &Qp, hub: &Hub<P>, cq: CqId) -> bool {
+    // The other end may complete and wait, too, where it is in this adapter.
+    let own = matches!(&qp.path, Path::Channel(path) if matches!(path.other, Other::Own(_)));
+    own || hub.is_timed(cq)
+}
+
 /// Whether its peer is another engine on this host.
 #[inline]
 fn is_linked(qp: &Qp) -> bool {
@@ -187,19 +197,18 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// Whether the doorbell of `id` may set a timer, so that it must be told the time exactly; otherwise
-    /// any time up to now will do.
+    /// Whether the doorbell of `id` may set a timer, or completes what keeps its time, so that it must be
+    /// told the time exactly; otherwise any time up to now will do.
     #[inline]
     pub fn doorbell_wants_time(&self, id: QpId) -> bool {
-        self.qps.get(id).is_some_and(|qp| match &qp.path {
-            // What an unreliable one has no room for waits for a limited time; within one adapter the other
-            // end may refuse at once for want of a receive.
-            Path::Channel(path) => {
-                let own = matches!(path.other, Other::Own(_));
-                own || (!qp.qp_type.is_reliable() && qp.sq.has_waiting())
-            }
-            Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_) => false,
-            _ => true,
+        self.qps.get(id).is_some_and(|qp| {
+            let waits = match &qp.path {
+                // What an unreliable one has no room for waits for a limited time.
+                Path::Channel(_) => !qp.qp_type.is_reliable() && qp.sq.has_waiting(),
+                Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_) => false,
+                _ => true,
+            };
+            waits || wants_time(qp, &self.hub, qp.send_cq)
         })
     }
 
@@ -224,7 +233,7 @@ impl<P: Probe> Adapter<P> {
     /// not, whatever the reason: then it is not posted, though bytes may be placed already, and
     /// [`post_send`](Self::post_send) says what is wrong, if anything is.
     #[inline(always)]
-    pub fn post_at_once(&mut self, now: Time, id: QpId, wr: &SendWr<'_>) -> bool {
+    pub fn post_at_once(&mut self, now: impl TimeSource, id: QpId, wr: &SendWr<'_>) -> bool {
         let Some(qp) = self.qps.get_mut(id) else { return false };
         if !matches!(qp.qp_type, QpType::Rc) || !is_linked(qp) {
             return false;
@@ -233,7 +242,7 @@ impl<P: Probe> Adapter<P> {
         if transmit::channel::send_at_once(qp, hub, wr) {
             transmit::channel::notify(qp, hub);
         } else {
-            hub.now = now;
+            hub.now = now.time(hub.is_timed(qp.send_cq));
             // To go directly a request must be the only one.
             if let Some(taken) = hub.unsettled.take_if(|taken| taken.qp == id) {
                 taken.settle(qp, hub);
@@ -298,7 +307,7 @@ impl<P: Probe> Adapter<P> {
     #[inline]
     pub fn post_recv(
         &mut self,
-        now: Time,
+        now: impl TimeSource,
         id: QpId,
         wr_id: u64,
         sges: &[Sge],
@@ -320,15 +329,20 @@ impl<P: Probe> Adapter<P> {
         }
         qp.rq.push(wr_id, sges);
         if qp.state == QpState::Err {
+            self.hub.now = now.time(wants_time(qp, &self.hub, qp.recv_cq));
             requester::flush(qp, &mut self.hub);
+            return Ok(());
         }
         match &qp.path {
             Path::Channel(path) if path.stalled => {
-                self.hub.now = now;
+                self.hub.now = now.time(wants_time(qp, &self.hub, qp.recv_cq));
                 self.hub.nudged.push_back(id);
                 self.serve_nudged();
             }
-            Path::Tcp(_) => self.posted_for_tcp(now, id),
+            Path::Tcp(_) => {
+                let now = now.time(self.hub.is_timed(qp.recv_cq));
+                self.posted_for_tcp(now, id);
+            }
             _ => {}
         }
         Ok(())
@@ -346,7 +360,13 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// The queue is full or there are too many elements.
-    pub fn post_srq_recv(&mut self, id: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), Fault> {
+    pub fn post_srq_recv(
+        &mut self,
+        now: impl TimeSource,
+        id: SrqId,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), Fault> {
         let srq = self.hub.srqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
         if sges.len() > srq.queue.max_sge() {
             return Err(Fault::Invalid("more scatter/gather elements than the queue's max_sge"));
@@ -355,9 +375,18 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::QueueFull);
         }
         if !srq.awaited_by.is_empty() {
+            self.hub.now = now.time(self.waiters_want_time(id));
             self.call_waiters(id);
         }
         Ok(())
+    }
+
+    /// Whether any of those whose peers wait for a receive of a shared queue wants the exact time for it.
+    #[cold]
+    fn waiters_want_time(&self, id: SrqId) -> bool {
+        let Some(srq) = self.hub.srqs.get(id) else { return false };
+        let mut waiting = srq.awaited_by.iter().filter_map(|&qp| self.qps.get(qp));
+        waiting.any(|qp| wants_time(qp, &self.hub, srq.xrc.map_or(qp.recv_cq, |xrc| xrc.cq)))
     }
 
     /// Has those look again whose peers wait for a receive of a shared queue: as many as there are receives,

@@ -282,7 +282,7 @@ impl<P: Probe> Adapter<P> {
         let held = matches!(fate, Fate::From(_));
         let room = srq.queue.len() < srq.queue.capacity() && sges.len() <= srq.queue.max_sge();
         if !room {
-            return self.post_srq_recv(id, wr_id, sges);
+            return self.post_srq_recv(now, id, wr_id, sges);
         }
         let waited_for = !held && !srq.awaited_by.is_empty();
         srq.queue.push(wr_id, sges);

@@ -69,6 +69,7 @@ pub use event::{Action, Event, StreamChange};
 pub use fate::Fate;
 pub use link::{
     Atomic, FETCHED_MAX, LINK_MESSAGE_MAX, Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault,
+    Restless,
 };
 pub use management::Region;
 pub use multicast::multicast_group;

@@ -284,6 +284,13 @@ pub(crate) struct LinkState {
     quiet: Option<GuardWait>,
 }
 
+/// A peer that was seen in the middle of an access to this engine's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restless {
+    link: LinkId,
+    wait: GuardWait,
+}
+
 /// Sizes of every channel.
 pub(crate) fn channel_config() -> ChannelConfig {
     ChannelConfig::default()
@@ -450,10 +457,22 @@ impl<P> Hub<P> {
     /// Has a queue pair end once no peer is in the middle of an access any more.
     pub(crate) fn postpone_ending(&mut self, id: QpId) {
         if self.endings.is_empty() {
-            self.endings_since = self.now;
+            self.await_endings();
         }
         self.endings.push(id);
         self.set_endings_alarm(Some(self.now.after(ENDING_LOOK_NS)));
+    }
+
+    /// From now on the peers that are in the middle of an access have their time to finish it.
+    fn await_endings(&mut self) {
+        self.endings_since = self.now;
+        self.endings_seen = self.restless();
+    }
+
+    /// The peers that [`quiet_wait_over`](Self::quiet_wait_over) still waits for.
+    fn restless(&self) -> Vec<Restless> {
+        let links = self.links.iter();
+        links.filter_map(|(link, state)| Some(Restless { link, wait: state.quiet? })).collect()
     }
 
     fn set_endings_alarm(&mut self, at: Option<Time>) {
@@ -473,9 +492,9 @@ impl<P: Probe> Adapter<P> {
         if !self.hub.quiet_wait_over() {
             let now = self.hub.now;
             if now.since(self.hub.endings_since) > ENDING_PATIENCE_NS {
-                self.hub.endings_since = now;
-                let links = self.restless_links();
+                let links = self.still_restless(&self.hub.endings_seen);
                 self.hub.actions.extend(links.into_iter().map(|link| Action::Cut { link }));
+                self.hub.await_endings();
             }
             self.hub.set_endings_alarm(Some(now.after(ENDING_LOOK_NS)));
             return false;
@@ -492,10 +511,18 @@ impl<P: Probe> Adapter<P> {
         true
     }
 
-    /// The links whose peers [`memory_is_quiet`](Self::memory_is_quiet) still waits for.
-    pub fn restless_links(&self) -> Vec<LinkId> {
-        let links = self.hub.links.iter();
-        links.filter(|(_, link)| link.quiet.is_some()).map(|(id, _)| id).collect()
+    /// The peers that [`memory_is_quiet`](Self::memory_is_quiet) still waits for.
+    #[must_use]
+    pub fn restless(&self) -> Vec<Restless> {
+        self.hub.restless()
+    }
+
+    /// The links of those that are in the same access as when they were seen. Others may wait for the same
+    /// peers, and for more of them: who began an access later has time for it.
+    #[must_use]
+    pub fn still_restless(&self, seen: &[Restless]) -> Vec<LinkId> {
+        let now = self.hub.restless().into_iter();
+        now.filter(|it| seen.contains(it)).map(|it| it.link).collect()
     }
 }
 

@@ -70,48 +70,57 @@ impl<P: Probe> Adapter<P> {
             .ok_or(Fault::Invalid("the GID is no multicast address"))
     }
 
-    /// Attaches a datagram queue pair to a group, which the world below has joined. To do so twice changes
-    /// nothing (`ibv_attach_mcast(3)`).
+    /// Attaches a datagram queue pair to the group that a multicast GID stands for, which the world below has
+    /// joined. To do so twice by one GID changes nothing (`ibv_attach_mcast(3)`); by another GID of the same
+    /// group it is attached once more, and gets each message once.
     ///
     /// # Errors
-    /// No such queue pair, one of another service, or a limit is reached.
-    pub fn attach_multicast(&mut self, id: QpId, group: IpAddr) -> Result<(), Fault> {
+    /// No such queue pair, one of another service, no multicast GID, or a limit is reached.
+    pub fn attach_multicast(&mut self, id: QpId, mgid: Gid) -> Result<(), Fault> {
         let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
         if qp.qp_type != QpType::Ud {
             return Err(Fault::Invalid("only datagram queue pairs may be attached to a group"));
         }
+        let group = self.group_of(mgid)?;
         let (groups, config) = (&mut self.hub.groups, &self.hub.config);
         if !groups.contains_key(&group) && groups.len() >= config.max_multicast_groups as usize {
             return Err(Fault::Exhausted("multicast groups"));
         }
         let members = groups.entry(group).or_default();
-        if members.contains(&id) {
+        if members.contains(&(id, mgid)) {
             return Ok(());
         }
         if members.len() >= config.max_multicast_members as usize {
             return Err(Fault::Exhausted("places in this multicast group"));
         }
-        members.push(id);
+        let beside = members.iter().position(|&(member, _)| member == id);
+        members.insert(beside.unwrap_or(members.len()), (id, mgid));
         Ok(())
     }
 
-    /// Detaches a queue pair from a group. Whether it was the last one, so that the group is to be left.
+    /// Detaches a queue pair from a group by a multicast GID by which it was attached. Whether nobody is
+    /// attached any more, so that the group is to be left.
     ///
     /// # Errors
-    /// It is not attached.
-    pub fn detach_multicast(&mut self, id: QpId, group: IpAddr) -> Result<bool, Fault> {
+    /// It is not attached by this GID.
+    pub fn detach_multicast(&mut self, id: QpId, mgid: Gid) -> Result<bool, Fault> {
         // Raw packet queue pairs are in the group of their segment by their flow rules.
         if self.service_of(id).is_some_and(|service| service != QpType::Ud) {
             return Err(Fault::Invalid("only datagram queue pairs are attached to groups"));
         }
-        self.leave_group(id, group)
+        self.leave_group(id, self.group_of(mgid)?, mgid)
     }
 
     /// As [`detach_multicast`](Self::detach_multicast), whatever the service.
-    pub(crate) fn leave_group(&mut self, id: QpId, group: IpAddr) -> Result<bool, Fault> {
+    pub(crate) fn leave_group(
+        &mut self,
+        id: QpId,
+        group: IpAddr,
+        mgid: Gid,
+    ) -> Result<bool, Fault> {
         let refusal = Fault::Invalid("the queue pair is not attached to this group");
         let members = self.hub.groups.get_mut(&group).ok_or(refusal)?;
-        let place = members.iter().position(|&member| member == id).ok_or(refusal)?;
+        let place = members.iter().position(|&member| member == (id, mgid)).ok_or(refusal)?;
         members.remove(place);
         let last = members.is_empty();
         if last {
@@ -126,11 +135,11 @@ impl<P: Probe> Adapter<P> {
         self.hub.groups.contains_key(&group)
     }
 
-    /// The groups that a queue pair is attached to.
+    /// The multicast GIDs by which a queue pair is attached to groups.
     #[must_use]
-    pub fn groups_of(&self, id: QpId) -> Vec<IpAddr> {
-        let groups = self.hub.groups.iter();
-        groups.filter(|(_, members)| members.contains(&id)).map(|(&group, _)| group).collect()
+    pub fn groups_of(&self, id: QpId) -> Vec<Gid> {
+        let members = self.hub.groups.values().flatten();
+        members.filter(|(member, _)| *member == id).map(|&(_, mgid)| mgid).collect()
     }
 
     /// Gives a datagram to every queue pair that is attached to its group.
@@ -146,12 +155,15 @@ impl<P: Probe> Adapter<P> {
                 false => self.hub.datagram_drops.malformed += 1,
             };
         }
-        let mut index = 0;
-        while let Some(&id) = self.hub.groups.get(&arrival.to).and_then(|group| group.get(index)) {
-            if let Some((qp, hub)) = self.qp_and_hub(id) {
+        let (mut index, mut last) = (0, None);
+        while let Some(&(id, _)) =
+            self.hub.groups.get(&arrival.to).and_then(|group| group.get(index))
+        {
+            // One that is attached by several names stands there as often, in a row.
+            if let Some((qp, hub)) = self.qp_and_hub(id).filter(|_| last != Some(id)) {
                 deliver(qp, hub, header, arrival, message);
             }
-            index += 1;
+            (index, last) = (index + 1, Some(id));
         }
         if index == 0 {
             self.hub.datagram_drops.no_queue_pair += 1;

@@ -11,6 +11,7 @@
 //!   that is a ready-to-receive message, which no program sees (RFC 6581 9.2).
 //! - The end of the stream is the end of the queue pair: everything is flushed.
 
+use quipu_iwarp::setup::rtr_ird;
 use quipu_iwarp::wire::rdmap::{ReadRequest, TaggedOp, UntaggedOp};
 use quipu_iwarp::wire::terminate::{Code, Terminate};
 use quipu_iwarp::wire::{Stag, ddp, rdmap};
@@ -26,7 +27,7 @@ use crate::receive::replies::{oldest_unanswered, status_of};
 use crate::receive::stream::owe;
 use crate::requester;
 use crate::responder;
-use crate::stream::{Answer, StreamPath};
+use crate::stream::{Answer, StreamPath, sink_of};
 use crate::types::{Access, AsyncEvent, ConnId, QpId, QpState, Time};
 
 /// The STag of both ends of a ready-to-receive read, which touches no memory. Not 0: some adapters refuse
@@ -50,7 +51,7 @@ pub struct Adoption {
     pub role: Role,
     /// What start-up agreed on.
     pub negotiated: Negotiated,
-    /// Reads and atomics that this end answers at a time: the IRD that it has stated.
+    /// Reads and atomics that this end answers at a time: the IRD that it asked start-up to state.
     pub ird: u16,
     /// Reads and atomics that this end wants to have outstanding. Where start-up states no depths, as in
     /// revision 1, the programs have agreed on it by other means.
@@ -111,7 +112,10 @@ impl<P: Probe> Adapter<P> {
         let depth = |value: u16| value.min(u16::from(hub.config.max_rd_atomic)) as u8;
         let agreed = adoption.negotiated.ord.unwrap_or(adoption.ord);
         qp.attr.max_rd_atomic = depth(agreed.min(adoption.ord));
-        qp.attr.max_dest_rd_atomic = depth(adoption.ird);
+        qp.attr.max_dest_rd_atomic = depth(match adoption.role {
+            Role::Initiator => adoption.ird,
+            Role::Responder => rtr_ird(adoption.negotiated.rtr, adoption.ird),
+        });
         qp.state = QpState::Rts;
         let stream = open(hub, conn, adoption);
         let awaits = stream.plain.is_some_and(|plain| plain.awaited.is_some());
@@ -197,13 +201,15 @@ pub(crate) fn first_heard<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, segment: &Seg
         return false;
     }
     let awaited = stream.plain.as_mut().and_then(|plain| plain.awaited.take());
-    let Some(rtr) = awaited else { return false };
-    hub.tell_stream(qp.id, stream.conn, StreamChange::Established);
-    match (rtr, segment) {
-        (Rtr::Send, Segment::Send { last: true, payload: [], .. })
-        | (Rtr::Write, Segment::Write { last: true, payload: [], .. }) => true,
-        (Rtr::Read, &Segment::ReadRequest { msn, request }) if request.size == 0 => {
-            // Whatever was agreed on for reads of programs, and whatever the rights.
+    if awaited.is_some() {
+        hub.tell_stream(qp.id, stream.conn, StreamChange::Established);
+    }
+    match (awaited, segment) {
+        (Some(Rtr::Send), Segment::Send { last: true, payload: [], .. })
+        | (Some(Rtr::Write), Segment::Write { last: true, payload: [], .. }) => true,
+        (Some(Rtr::Read) | None, &Segment::ReadRequest { msn, request }) if request.size == 0 => {
+            // Whatever was agreed on for reads of programs, and whatever the rights. In revision 1 some
+            // adapters begin so without a word.
             let (sink_stag, sink_to) = (request.sink_stag.0, request.sink_to);
             owe(
                 qp,
@@ -297,10 +303,10 @@ fn read_at_fault(qp: &Qp, terminate: &Terminate) -> Option<u32> {
     if header.qn != rdmap::queue::REQUEST {
         return None;
     }
-    let named = terminate.read_request.map(|request| request.sink_stag.0);
+    let named = terminate.read_request.map(|request| request.sink_stag);
     let mut unanswered = qp.sq.in_progress().filter(|&at| !qp.sq.wqe(at).answered);
     match named {
-        Some(named) => unanswered.find(|&at| at == named),
+        Some(named) => unanswered.find(|&at| sink_of(at) == named),
         None => oldest_unanswered(qp),
     }
 }
@@ -314,7 +320,7 @@ pub(crate) fn lost<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, loss: Loss) {
     if let Some(refusal) = stream.refusal.take() {
         return responder::refuse(qp, hub, refusal);
     }
-    let half_done = stream.partial.is_some() || qp.responder.receiving || !qp.sq.is_empty();
+    let half_done = stream.partial.is_some() || stream.rx.is_in_message() || !qp.sq.is_empty();
     let event = (half_done || loss != Loss::Closed).then_some(AsyncEvent::QpFatal(qp.id));
     requester::to_error(qp, hub, event);
 }

@@ -223,7 +223,7 @@ impl<P: Probe> Adapter<P> {
     /// flow rules.
     pub fn destroy_qp(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
         self.hub.now = now;
-        if self.hub.groups.values().any(|members| members.contains(&id)) {
+        if self.hub.groups.values().flatten().any(|&(member, _)| member == id) {
             return Err(Fault::Busy);
         }
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;

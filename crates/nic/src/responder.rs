@@ -1,6 +1,7 @@
 //! The responder's bookkeeping, whatever the path: receives taken, filled and completed, and the rights of
 //! remote operations.
 
+use quipu_iwarp::wire::grh;
 use quipu_mem::{AccessError, Key, Span};
 
 use crate::adapter::Hub;
@@ -200,15 +201,15 @@ pub(crate) fn finish_datagram<P: Probe>(
     finish_from(qp, hub, finish, src_qp, Some(route))
 }
 
-/// Counts the receive in progress as finished.
+/// Counts the receive in progress as finished, with a message of `size` bytes.
 #[inline(always)]
-pub(crate) fn count_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, finish: Finish) {
+pub(crate) fn count_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, opcode: WcOpcode, size: u32) {
     qp.responder.receiving = false;
     let counters = &mut qp.responder.counters;
     counters.receives += 1;
     // The bytes of a write are counted where they are written.
-    if finish.opcode == WcOpcode::Recv {
-        counters.bytes_in += u64::from(finish.byte_len);
+    if opcode == WcOpcode::Recv {
+        counters.bytes_in += u64::from(size);
     }
     hub.probe.stage(Stage::Update, 0);
 }
@@ -244,7 +245,9 @@ fn finish_from<P: Probe>(
     src_qp: QpNum,
     route: Option<(u8, u16)>,
 ) -> Result<(), Refusal> {
-    count_receive(qp, hub, finish);
+    // The route header before a datagram is none of its sender's bytes.
+    let added = if route.is_some() { grh::LEN as u32 } else { 0 };
+    count_receive(qp, hub, finish.opcode, finish.byte_len - added);
     let kept = match qp.responder.receive.fate {
         None => {
             let completion = || describe(qp, finish, src_qp, route);

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use quipu_iwarp::wire::Stag;
 use quipu_iwarp::wire::control::Control;
 use quipu_iwarp::wire::terminate::Terminate;
 use quipu_iwarp::{Message, Receiver, Sender};
@@ -20,6 +21,12 @@ pub(crate) const GATHER_REQUESTS: u32 = 32;
 /// So many waiting bytes are: three messages of 64 KB, which programs like, and which cost a fifth less each
 /// than alone.
 pub(crate) const GATHER_BYTES: u64 = 192 * 1024;
+
+/// The sink that the Read at `position` of the send queue names: a token, so that the peer learns no key, and
+/// the answer is checked against the request that is due. Never 0, which some adapters refuse.
+pub(crate) fn sink_of(position: u32) -> Stag {
+    Stag(position | 1 << 31)
+}
 
 /// A request message on its way out.
 #[derive(Clone, Copy, Debug)]
@@ -175,8 +182,8 @@ impl StreamPath {
         requests >= ACK_REQUESTS || (requests > 0 && self.unacked_bytes >= ACK_BYTES)
     }
 
-    /// Plain iWARP: of what the next piece must be, since a tagged message is under way, which no other
-    /// tagged one may cut: Linux siw ends the connection over that. Untagged ones may, and may be cut.
+    /// Plain iWARP: of what the next piece of a tagged message must be, since one is under way, which no
+    /// other may cut: Linux siw ends the connection over that. Untagged ones may, and may be cut.
     pub(crate) fn must_go_on(&self) -> Option<Turn> {
         self.plain?;
         match (&self.outgoing, self.answers.front()) {

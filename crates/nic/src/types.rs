@@ -36,6 +36,20 @@ impl Time {
     }
 }
 
+/// What a call that most often needs no time takes it from, if it does.
+pub trait TimeSource {
+    /// The time now; if it need not be `exact`, that of the last reading will do.
+    fn time(self, exact: bool) -> Time;
+}
+
+/// A time that was read before.
+impl TimeSource for Time {
+    #[inline(always)]
+    fn time(self, _exact: bool) -> Time {
+        self
+    }
+}
+
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
         $(#[$doc])*

@@ -18,6 +18,7 @@ use crate::channel::{Other, flag, request};
 use crate::probe::{Ends, Header, Passage, Probe};
 use crate::qp::{Path, Qp};
 use crate::responder;
+use crate::stream::sink_of;
 use crate::transmit::channel::shape;
 use crate::transmit::stream::flush_request;
 use crate::types::{Access, Flush, Payload, QpNum, SendFlags, SendOp, SendWr, WcStatus};
@@ -99,7 +100,7 @@ impl<P: Probe> Teller<'_, P> {
 
     fn read_request(&mut self, number: u32, key: u32, addr: u64, size: u32) {
         let request = ReadRequest {
-            sink_stag: Stag(number),
+            sink_stag: sink_of(number),
             sink_to: 0,
             size,
             source_stag: Stag(key),
@@ -194,7 +195,8 @@ pub(crate) fn answered<P: Probe>(qp: &Qp, hub: &mut Hub<P>, position: u32) {
     let (pd, list) = (qp.pd_number(), qp.sq.sges(position));
     let Some((mut teller, regions)) = teller(qp, hub, false, Some(wqe.wr_id)) else { return };
     if let SendOp::Read { .. } = wqe.op {
-        let header = Header::Tagged { op: TaggedOp::ReadResponse, stag: position, to: 0 };
+        let header =
+            Header::Tagged { op: TaggedOp::ReadResponse, stag: sink_of(position).0, to: 0 };
         return teller.tell(header, wqe.length, &mut |offset, place| {
             read_list(regions, pd, list, offset, place);
         });
@@ -256,7 +258,7 @@ pub(crate) fn read_answered<P: Probe>(
     let Some((mut teller, regions)) = teller(qp, hub, false, None) else { return };
     teller.read_request(number, key, addr, size);
     teller.outgoing = true;
-    let header = Header::Tagged { op: TaggedOp::ReadResponse, stag: number, to: 0 };
+    let header = Header::Tagged { op: TaggedOp::ReadResponse, stag: sink_of(number).0, to: 0 };
     teller.tell(header, size, &mut |offset, place| {
         let from = addr.wrapping_add(u64::from(offset));
         read_remote(regions, (pd, qp.num), (key, from), Access::REMOTE_READ, place);

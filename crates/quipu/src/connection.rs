@@ -9,13 +9,13 @@ use quipu_host::connection::{
     CallError, ChannelKey, Ece, Event, EventKind, IdKey, Param, PortSpace, Protocol, QpParams,
     Refusal,
 };
-use quipu_host::nic::{QpAttr, QpAttrMask, QpState, QpType};
+use quipu_host::nic::{Fault, QpAttr, QpAttrMask, QpState, QpType};
 
 use crate::device::Device;
 use crate::error::Error;
 use crate::qp::QueuePair;
 
-/// A listener's: requests for queue pairs of any type.
+/// A listener's: requests for queue pairs of any type, with which `accept` compares that of its own.
 const ANY: u8 = 0;
 /// `IBV_QPT_RC` and `IBV_QPT_UC`.
 const RC: u8 = 2;
@@ -130,7 +130,6 @@ fn param(qp: &QueuePair, private_data: &[u8]) -> Param {
         srq: qp.built().srq.is_some(),
         qpn: qp.number().0,
         qkey: 0,
-        qp_type: number_of(qp.built().qp_type()),
         ece: Ece::default(),
     }
 }
@@ -257,13 +256,16 @@ impl ConnectionRequest {
     /// # Errors
     ///
     /// The peer has given up ([`Error::Rejected`], [`Error::Connection`]), or the queue pair is of another
-    /// device, service or state.
+    /// device, service (the peer has chosen it) or state; the peer is refused then.
     pub fn accept(self, qp: QueuePair, private_data: &[u8]) -> Result<Connection, Error> {
         let Self { identifier, private_data: said, .. } = self;
         identifier.device.owns(qp.built().pd.device())?;
         let engine = &identifier.device.opened.engine;
         // What the reply says holds at both ends.
         let asked = engine.cm_connect_params(identifier.id).map_err(given_up)?;
+        if asked.qp_type != number_of(qp.built().qp_type()) {
+            return Err(Fault::Invalid("the peer asks for a queue pair of another service").into());
+        }
         let reads = qp.built().reads();
         let max_rd_atomic = asked.max_rd_atomic.min(reads);
         qp.connect_as(&QpParams { max_dest_rd_atomic: reads, max_rd_atomic, ..asked })?;

@@ -59,7 +59,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// The adapter has no more address handles.
+    /// Its address is of the other family than the adapter's, or there are no more address handles.
     pub fn destination(&self, to: &DatagramAddress) -> Result<Destination, Error> {
         self.address(to.gid, to.qp_num.0, to.qkey)
     }

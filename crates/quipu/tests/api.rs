@@ -483,6 +483,25 @@ fn queue_pairs_of_another_device_are_not_connected() {
     assert!(client.join().unwrap().is_err());
 }
 
+/// Else both ends would take for a connection what carries nothing.
+#[test]
+fn a_queue_pair_of_another_service_than_the_peers_is_not_connected() {
+    let device = loopback();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(16).unwrap());
+    let listener = Listener::bind(&device, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let to = listener.address().unwrap();
+    let (reliable, unreliable) =
+        (|| pd.queue_pair(&cq, &cq), || pd.queue_pair(&cq, &cq).unreliable());
+    for (here, there) in [(unreliable(), reliable()), (reliable(), unreliable())] {
+        let (here, there) = (here.build().unwrap(), there.build().unwrap());
+        let client = thread::spawn(move || Connection::open(here, to, b"").map(drop));
+        let refused = listener.next().unwrap().accept(there, b"");
+        assert!(matches!(refused, Err(Error::Engine(_))), "{refused:?}");
+        let refused = client.join().unwrap();
+        assert!(matches!(refused, Err(Error::Rejected { reason: 28, .. })), "{refused:?}");
+    }
+}
+
 #[test]
 fn the_end_of_a_connection_is_told_to_all_that_ask() {
     let (listener, build) = listening();

@@ -166,16 +166,21 @@ fn a_tool_that_waits_for_an_answer_says_so() {
     let place = UdpSocket::bind("127.0.0.1:0").unwrap();
     let port = place.local_addr().unwrap().port();
     let address = Ipv6Addr::new(0xfd51, 0x7069, 0x7075, 0, 0x7f00, 1, port, 0);
-    let url = format!("http://[{address}]:80/");
-    let mut tool = quipu(&["qpip", "get", "--link", "udp:127.0.0.1:0", &url]);
-    let mut tool = tool.stderr(Stdio::piped()).spawn().unwrap();
-    let mut said = BufReader::new(tool.stderr.take().unwrap()).lines();
-    let line = said.next().unwrap().unwrap();
-    assert!(line.contains(&format!("[{address}]:80")) && line.contains("Ctrl-C"), "{line}");
-    let kill = status(Command::new("kill").args(["-INT", &tool.id().to_string()]));
-    assert!(kill.success());
-    assert_eq!(tool.wait().unwrap().code(), Some(130));
-    assert!(said.next().is_none());
+    let (url, peer) = (format!("http://[{address}]:80/"), address.to_string());
+    let tools: [&[&str]; 2] = [&["get", &url], &["iperf3", "--port", "80", "--client", &peer]];
+    let start = |tool: &[&str]| {
+        let mut tool = quipu(&[&["qpip"], tool, &["--link", "udp:127.0.0.1:0"]].concat());
+        tool.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    for mut tool in tools.map(start) {
+        let mut said = BufReader::new(tool.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = said.next().unwrap();
+        assert!(line.contains(&format!("[{address}]:80")) && line.contains("Ctrl-C"), "{line}");
+        let kill = status(Command::new("kill").args(["-INT", &tool.id().to_string()]));
+        assert!(kill.success());
+        assert_eq!(tool.wait().unwrap().code(), Some(130));
+        assert!(said.all(|line| line.ends_with("ended by a signal")));
+    }
 }
 
 fn status(command: &mut Command) -> ExitStatus {

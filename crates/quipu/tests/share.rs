@@ -68,6 +68,11 @@ impl Running {
         }
     }
 
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
     /// As an accident would.
     fn kill(&mut self) {
         let _ = self.child.kill();
@@ -193,6 +198,33 @@ fn whoever_waits_for_an_adapter_that_was_killed_hears_that_it_is_gone() {
     assert!(adapter.wait_event().is_err_and(is_lost));
     assert!(adapter.poll_event().is_err_and(is_lost));
     assert_eq!(server.end(), Some(1));
+}
+
+/// It answers nobody, and is there.
+#[test]
+fn a_signal_ends_tools_whose_adapter_is_in_a_process_that_is_stopped() {
+    let (nic, link, _) = shared();
+    let mut server = Running::start(&["qpip", "serve", "--link", &link, "--port", "88"]);
+    server.until("Ctrl-C");
+    // It is to wait by then.
+    std::thread::sleep(Duration::from_millis(100));
+    nic.signal("STOP");
+    // One that attaches, once it waits for signals.
+    let mut client = Running::start(&["qpip", "get", "--link", &link, "http://10.9.0.1/"]);
+    let status = format!("/proc/{}/status", client.child.id());
+    let waits = |status: String| {
+        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        blocked.is_some_and(|set| u64::from_str_radix(set.trim(), 16).unwrap() & 2 != 0)
+    };
+    let begun = Instant::now();
+    while !waits(std::fs::read_to_string(&status).unwrap()) {
+        assert!(begun.elapsed() < PATIENCE, "it does not wait");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for tool in [&mut server, &mut client] {
+        tool.signal("INT");
+        assert_eq!(tool.end(), Some(130));
+    }
 }
 
 #[test]

@@ -17,7 +17,8 @@ impl Load {
             _ => Asked::Solicited,
         };
         let (host, id) = (queue.host, queue.id);
-        if let Err(fault) = world.hosts[host].adapter.req_notify_cq(id, solicited) {
+        let now = world.time();
+        if let Err(fault) = world.hosts[host].adapter.req_notify_cq(now, id, solicited) {
             world.violate(|| format!("host {host}: no event can be asked for: {fault}"));
         }
         if solicited && !std::mem::replace(&mut self.cqs[cq].scheduled, true) {

@@ -380,7 +380,7 @@ impl Load {
             let now = world.time();
             let adapter = &mut world.hosts[host].adapter;
             let posted = match self.ends[e].srq {
-                Some(srq) => adapter.post_srq_recv(self.srqs[srq].id, id, &sges),
+                Some(srq) => adapter.post_srq_recv(now, self.srqs[srq].id, id, &sges),
                 None => adapter.post_recv(now, qp, id, &sges),
             };
             if posted == Err(quipu_nic::Fault::QueueFull)

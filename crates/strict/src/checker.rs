@@ -52,6 +52,13 @@ pub(crate) struct Qp {
     made: Trace,
 }
 
+impl Qp {
+    /// Sends are outstanding, and no completion will ever tell of one.
+    fn signals_none(&self) -> bool {
+        !self.sends.is_empty() && self.sends.iter().all(|posted| !posted.signaled)
+    }
+}
+
 struct Cq {
     cqe: u32,
     /// Completions that may still come, or wait to be polled.
@@ -346,7 +353,7 @@ impl Checker {
             qp.sends.pop_front();
         }
         if count > max as usize {
-            self.overflowed(id, count);
+            self.overflows(id);
         }
         if signaled {
             self.count_due(cq);
@@ -363,25 +370,25 @@ impl Checker {
         count >= qp.cap.max_send_wr as usize && qp.sends.iter().any(|posted| posted.signaled)
     }
 
-    /// More requests are outstanding than the send queue holds, if not for long: with the one that is posted
-    /// `count`.
-    fn overflowed(&mut self, id: QpId, count: usize) {
+    /// The send queue holds no more, or no more than the program has asked for.
+    fn overflows(&mut self, id: QpId) {
         let Some(qp) = self.qps.get(&id) else { return };
-        let none = qp.sends.iter().all(|posted| !posted.signaled);
-        let how = if none { ", none of them signalled" } else { "" };
-        let (whose, max, made) = (named(qp.num.0), qp.cap.max_send_wr, qp.made.clone());
-        let what =
-            format!("{whose} has {count} requests outstanding{how}, and a send queue of {max}");
-        self.report_once(Kind::SendQueueOverflow, id.0, what, vec![("created here", made)]);
+        let (num, count, max) = (qp.num.0, qp.sends.len(), qp.cap.max_send_wr);
+        let how = if qp.signals_none() { ", none of them signalled" } else { "" };
+        let what = format!(
+            "queue pair {num:#08x} has {count} requests outstanding{how}, and a send queue of {max}"
+        );
+        let related = vec![("created here", qp.made.clone())];
+        self.report_once(Kind::SendQueueOverflow, id.0, what, related);
     }
 
     /// A send was refused.
     pub fn refused_send(&mut self, id: QpId, wr_id: u64, fault: &Fault) {
         let Some(qp) = self.qps.get(&id) else { return };
-        if matches!(fault, Fault::QueueFull) && !qp.sends.is_empty() {
-            // Who polls now, and posts again, does what ibv_post_send(3) says.
-            if qp.sends.iter().all(|posted| !posted.signaled) {
-                self.overflowed(id, qp.sends.len() + 1);
+        if *fault == Fault::QueueFull && !qp.sends.is_empty() {
+            // The cause is not this request. Who polls now, and posts again, does what ibv_post_send(3) says.
+            if qp.signals_none() {
+                self.overflows(id);
             }
             return;
         }

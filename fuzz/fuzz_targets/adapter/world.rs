@@ -345,7 +345,7 @@ impl World {
             let (id, now) = (self.qps[index], self.now);
             for room in [whole, all, whole] {
                 let posted = match index {
-                    1 => self.adapter.post_srq_recv(self.srq, 2, &[room]),
+                    1 => self.adapter.post_srq_recv(now, self.srq, 2, &[room]),
                     _ => self.adapter.post_recv(now, id, 2, &[room]),
                 };
                 self.posted += u64::from(posted.is_ok());

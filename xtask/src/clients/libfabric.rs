@@ -10,11 +10,15 @@ use super::{LIMIT, Row};
 /// A kind of endpoint: its name here, provider and type for `fi_pingpong`, which sizes, and how many.
 type Endpoint = (&'static str, &'static str, &'static str, &'static str, usize);
 
+/// The kind that has a domain and settings of its own.
+const XRC: &str = "xrc";
+
 /// Sizes from 0 B to 6 MB; datagrams have those that fit into one. `ofi_rxd`, reliable over datagrams, has
 /// one of many datagrams: where one is lost it waits for its timer.
-const ENDPOINTS: [Endpoint; 4] = [
+const ENDPOINTS: [Endpoint; 5] = [
     ("msg", "verbs", "msg", "all", 46),
     ("rdm", "verbs;ofi_rxm", "rdm", "all", 46),
+    (XRC, "verbs;ofi_rxm", "rdm", "all", 46),
     ("dgram", "verbs", "dgram", "all", 21),
     ("rxd", "verbs;ofi_rxd", "rdm", "65536", 1),
 ];
@@ -34,7 +38,11 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
     let mut rows = Vec::new();
     for (place, family, pairing) in places {
         for endpoint in ENDPOINTS {
-            let pairing = pairing.clone();
+            let mut pairing = pairing.clone();
+            if endpoint.0 == XRC {
+                pairing = pairing.with_env("FI_VERBS_PREFER_XRC", "1");
+                pairing = pairing.with_env("FI_OFI_RXM_USE_SRX", "1");
+            }
             rows.push(Row {
                 name: format!("{place}/libfabric/{}", endpoint.0),
                 run: Box::new(move || run(&pairing, family, endpoint)),
@@ -47,13 +55,14 @@ pub(super) fn rows(staged: &Staged) -> Vec<Row<'_>> {
 /// All sizes, with data that the receivers check.
 fn run(pairing: &Pairing, family: Family, endpoint: Endpoint) -> Result<(), String> {
     let failed = |error: anyhow::Error| format!("{error:#}");
-    let (_, provider, kind, which, sizes) = endpoint;
+    let (name, provider, kind, which, sizes) = endpoint;
     let port = free_port().map_err(failed)?;
     let number = port.to_string();
     let args = |own: &[&str]| -> Vec<String> {
         let both = ["-p", provider, "-e", kind, "-S", which, "-I", EXCHANGES, "-c"];
         let v6 = (family == Family::V6).then_some("-6");
-        both.iter().chain(&v6).chain(own).map(|word| (*word).to_owned()).collect()
+        let domain: &[&str] = if name == XRC { &["-d", "quipu0-xrc"] } else { &[] };
+        both.iter().chain(domain).chain(&v6).chain(own).map(|word| (*word).to_owned()).collect()
     };
     let server = pairing.command(&pairing.server, "fi_pingpong", &args(&["-B", &number]));
     let to = ["-P", &number, family.of_host(0)];

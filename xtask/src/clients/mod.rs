@@ -76,6 +76,9 @@ impl Hosts {
 /// others want the processors.
 const LIMIT: Duration = Duration::from_secs(300);
 
+/// How a row's error begins that says why it cannot be run on this machine.
+const SKIPPED: &str = "skipped: ";
+
 /// How the line begins that ends what is printed of a row that failed: how to run it again.
 const AGAIN: &str = "  again: ";
 
@@ -104,6 +107,10 @@ impl Row<'_> {
             Ok(()) => {
                 println!("ok    {name} ({took:.2} s)");
                 Tally::ONE
+            }
+            Err(why) if why.starts_with(SKIPPED) => {
+                println!("skip  {name}\n  {why}");
+                Tally::SKIPPED
             }
             Err(text) => {
                 let text = text.trim_end();
@@ -203,12 +210,13 @@ mod tests {
         let rows = runs.iter().enumerate().map(|(number, runs)| Row {
             name: format!("{number}{}", if number % 5 == 0 { "/faults/" } else { "" }),
             run: Box::new(move || match runs.fetch_add(1, Ordering::Relaxed) {
+                0 if number == 8 => Err(format!("{SKIPPED}not here")),
                 0 if number != 7 => Ok(()),
                 _ => Err("on purpose".into()),
             }),
         });
         let tally = run_rows(rows.collect(), &Options::default());
-        assert_eq!(tally, Tally { passed: 19, failed: 1, skipped: 0 });
+        assert_eq!(tally, Tally { passed: 18, failed: 1, skipped: 1 });
         assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
     }
 }

@@ -11,7 +11,7 @@ use crate::stage::Staged;
 
 use super::capture::fields;
 use super::hosts::{Family, on_host};
-use super::{LIMIT, Row, scratch_file};
+use super::{LIMIT, Row, SKIPPED, scratch_file};
 
 /// What `nc` does, where there is no `nc`: sends a text, ends its direction, and prints what comes back.
 const NC: &str = "import socket, sys\n\
@@ -19,6 +19,8 @@ const NC: &str = "import socket, sys\n\
     stream.sendall(sys.argv[3].encode())\n\
     stream.shutdown(socket.SHUT_WR)\n\
     while part := stream.recv(65536): sys.stdout.write(part.decode())\n";
+/// What makes TAP devices: not every container has it.
+const TUN: &str = "/dev/net/tun";
 /// Sizes of files that are fetched.
 pub(super) const SIZES: [usize; 3] = [0, 1000, 16 << 20];
 
@@ -79,6 +81,9 @@ impl Net {
 
     /// A namespace with `devices`, which a script makes; the kernel has its address on the one called `own`.
     fn with_devices(family: Family, devices: &str, own: &str) -> Result<Self, String> {
+        if let Err(error) = fs::OpenOptions::new().read(true).write(true).open(TUN) {
+            return Err(format!("{SKIPPED}{TUN}: {error}"));
+        }
         let [kernel, _] = addresses(family);
         let script = format!(
             "ip link set lo up && {devices} && ip address add {kernel} dev {own} {} && \

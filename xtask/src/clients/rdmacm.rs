@@ -65,11 +65,18 @@ const RSTREAM_WAYS: [(&str, &str); 9] = [
     ("async-nonblocking-verified", "anv"),
 ];
 
-/// `rstream` in one of its ways.
-fn rstream((name, letters): (&str, &'static str)) -> Test {
-    let mut both = vec!["-I", "10", "-C", "20"];
+/// Those of them that `riostream` has beside its own, and `udpong`.
+const RIOSTREAM_WAYS: [(&str, &str); 3] = [("async", "a"), ("blocking", "b"), ("nonblocking", "n")];
+const UDPONG_WAYS: [(&str, &str); 5] =
+    [("sockets", "s"), ("async", "a"), ("blocking", "b"), ("nonblocking", "n"), ("echo", "e")];
+
+/// A program in one of its ways.
+fn way(program: &'static str, (name, letters): (&str, &'static str)) -> Test {
+    // `udpong` always takes one buffer for a turn.
+    let mut both = if program == "udpong" { vec![] } else { vec!["-I", "10"] };
+    both.extend(["-C", "20"]);
     both.extend((0..letters.len()).flat_map(|at| ["-T", &letters[at..=at]]));
-    test(name, "rstream", ANYWHERE, &both, "custom")
+    test(name, program, ANYWHERE, &both, "custom")
 }
 
 /// perftest connects by IPv4 alone, and `rdma_xserver` listens there.
@@ -104,11 +111,19 @@ fn tests() -> Vec<Test> {
         pair(xrc, "reliable", UNNAMED, &["-c", "r"], "end 0"),
         pair(xrc, "extended", UNNAMED, &["-c", "x"], "end 0"),
     ];
-    tests.extend(RSTREAM_WAYS.map(rstream));
+    tests.extend(RSTREAM_WAYS.map(|it| way("rstream", it)));
+    tests.extend(RIOSTREAM_WAYS.map(|it| way("riostream", it)));
+    tests.extend(UDPONG_WAYS.map(|it| way("udpong", it)));
     let small = ["-I", "10", "-C", "20", "-T", "v", "-B", "5000", "-S", "20000"];
     tests.push(test("small-buffers", "rstream", ANYWHERE, &small, "custom"));
     let all = ["-I", "2", "-C", "2", "-S", "all"];
     tests.push(test("all-sizes", "rstream", ANYWHERE, &all, "custom"));
+    tests.push(test("all-sizes", "riostream", ANYWHERE, &all, "custom"));
+    let kept = ["-k", "1", "-I", "10", "-C", "20", "-T", "v"];
+    tests.push(test("keep-alive", "rstream", ANYWHERE, &kept, "custom"));
+    let ip = ["-f", "ip", "-i", "-I", "10", "-C", "20"];
+    tests.push(test("numeric-inline", "rstream", ANYWHERE, &ip, "custom"));
+    tests.push(test("ipoib", "udaddy", ANYWHERE, &["-p", "ipoib"], FINE));
     tests
 }
 
@@ -240,6 +255,12 @@ pub(super) fn rows_at<'a>(
 pub(super) fn over_tcp(staged: &Staged) -> Vec<Row<'_>> {
     let pairing = Pairing::one_host(staged, Family::V4).with_env("QUIPU_SAME_HOST", "never");
     rows_at("one-host-tcp/v4", Hosts::One, Family::V4, &pairing)
+}
+
+/// Rows in the strict mode, which must find nothing to report.
+pub(super) fn strictly(staged: &Staged) -> Vec<Row<'_>> {
+    let pairing = Pairing::one_host(staged, Family::V4).with_env("QUIPU_STRICT", "fail");
+    rows_at("one-host-strict/v4", Hosts::One, Family::V4, &pairing)
 }
 
 /// A server that serves one client after the other.

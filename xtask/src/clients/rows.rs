@@ -86,6 +86,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     }
     rows.extend(rdmacm::rows(Hosts::One, |family| Pairing::one_host(staged, family)));
     rows.extend(rdmacm::over_tcp(staged));
+    rows.extend(rdmacm::strictly(staged));
     rows.extend(single::limits(staged));
     rows.extend(capture::rows(staged));
     rows.extend(trace::rows(staged));

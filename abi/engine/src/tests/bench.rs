@@ -51,6 +51,7 @@ pub(super) fn status(code: i32) -> EngineStatus {
         S::WaitOn,
         S::Denied,
         S::NoSuchFamily,
+        S::BadDescriptor,
     ];
     all.into_iter().find(|status| status.code() == code).expect("a status of the table")
 }

@@ -107,7 +107,6 @@ fn param(qp: Qp, data: &'static [u8]) -> EngineCmParam {
         srq: 0,
         qp_num: qp.qp_num,
         qkey: 0,
-        qp_type: IBV_QPT_RC,
         ece: ibv_ece::default(),
     }
 }

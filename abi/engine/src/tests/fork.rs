@@ -56,13 +56,18 @@ fn a_child_is_refused_until_it_opens_the_device_itself() {
     done(unsafe { (bench.api.req_notify_cq)(bench.cq, 0) }).unwrap();
 }
 
-fn address_handle(bench: &Bench, pd: PdHandle) -> Said<AhHandle> {
-    let attr = ibv_ah_attr { is_global: 1, port_num: 1, ..blank() };
+fn address_handle(bench: &Bench, pd: PdHandle, dgid: ibv_gid) -> Said<AhHandle> {
+    let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, ..blank() };
+    attr.grh.dgid = dgid;
     made(|out| unsafe { (bench.api.create_ah)(pd, &attr, out) })
 }
 
 /// What a child finds that has objects of its own, and destroys those that it has inherited.
-fn child_that_cleans_up(bench: &Bench, ah: AhHandle, xrcd: XrcdHandle) -> Result<(), i32> {
+fn child_that_cleans_up(
+    bench: &Bench,
+    (ah, dgid): (AhHandle, ibv_gid),
+    xrcd: XrcdHandle,
+) -> Result<(), i32> {
     let api = bench.api;
     let expect = |number: i32, result: Said, wanted: Said| {
         if result == wanted { Ok(()) } else { Err(number) }
@@ -70,7 +75,7 @@ fn child_that_cleans_up(bench: &Bench, ah: AhHandle, xrcd: XrcdHandle) -> Result
     let opened = made::<EngineOpened>(|out| unsafe { (api.open)(c"quipu0".as_ptr(), out) });
     let context = opened.map_err(|_| 1)?.context;
     let pd = made(|out| unsafe { (api.alloc_pd)(context, out) }).map_err(|_| 2)?;
-    let own = address_handle(bench, pd).map_err(|_| 3)?;
+    let own = address_handle(bench, pd, dgid).map_err(|_| 3)?;
     expect(4, done(unsafe { (api.destroy_ah)(ah) }), Ok(()))?;
     expect(5, done(unsafe { (api.dealloc_pd)(pd) }), Err(EngineStatus::Busy))?;
     expect(6, done(unsafe { (api.destroy_ah)(own) }), Ok(()))?;
@@ -89,10 +94,11 @@ fn child_that_cleans_up(bench: &Bench, ah: AhHandle, xrcd: XrcdHandle) -> Result
 #[test]
 fn an_inherited_handle_names_nothing_of_the_child() {
     let bench = Bench::new();
-    let ah = address_handle(&bench, bench.pd).unwrap();
+    let dgid = bench.gid();
+    let ah = address_handle(&bench, bench.pd, dgid).unwrap();
     let xrcd = made(|out| unsafe { (bench.api.open_xrcd)(bench.context, -1, O_CREAT, out) });
     let xrcd = xrcd.unwrap();
-    found_nothing(forked(|| child_that_cleans_up(&bench, ah, xrcd)));
+    found_nothing(forked(|| child_that_cleans_up(&bench, (ah, dgid), xrcd)));
     done(unsafe { (bench.api.destroy_ah)(ah) }).unwrap();
     done(unsafe { (bench.api.close_xrcd)(xrcd) }).unwrap();
 }

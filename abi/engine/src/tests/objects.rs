@@ -176,6 +176,8 @@ fn objects_in_use_are_busy_and_destroyed_ones_unknown() {
     };
     assert_eq!(create_ah(&attr), Err(EngineStatus::Invalid));
     attr.is_global = 1;
+    assert_eq!(create_ah(&attr), Err(EngineStatus::Invalid), "of the other family");
+    attr.grh.dgid = bench.gid();
     let ah = create_ah(&attr).unwrap();
     assert_eq!(done(unsafe { (api.dealloc_pd)(bench.pd) }), busy);
     assert_eq!(done(unsafe { (api.destroy_ah)(ah) }), Ok(()));

@@ -154,14 +154,14 @@ impl Socket {
         if state.phase != of {
             return Ok(());
         }
-        // SAFETY: the channel is the socket's own.
-        let fresh =
-            unsafe { id::create((*state.id).channel, std::ptr::null_mut(), RDMA_PS_TCP, None) }?;
-        // SAFETY: both are this socket's.
-        unsafe {
+        // SAFETY: the channel is the socket's own, and so are both identifiers.
+        let fresh = unsafe {
+            let (channel, rc) = ((*state.id).channel, Some(IBV_QPT_RC));
+            let fresh = id::create(channel, std::ptr::null_mut(), RDMA_PS_TCP, rc)?;
             let family = (*state.id).route.addr.src_storage.ss_family;
             (*fresh).route.addr.src_storage.ss_family = family;
-        }
+            fresh
+        };
         (state.connection, state.mourned) = (None, false);
         let old = std::mem::replace(&mut state.id, fresh);
         let requests = std::mem::take(&mut state.requests);

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -142,7 +143,7 @@ impl Socket {
     pub(crate) fn new(family: c_int) -> Result<Arc<Self>, Errno> {
         let (channel, set) = ears()?;
         // SAFETY: the channel was just made.
-        let made = unsafe { id::create(channel, std::ptr::null_mut(), RDMA_PS_TCP, None) };
+        let made = unsafe { id::create(channel, ptr::null_mut(), RDMA_PS_TCP, Some(IBV_QPT_RC)) };
         let id = made.inspect_err(|_| {
             // SAFETY: nothing uses it.
             let _ = unsafe { channel::destroy(channel) };
@@ -223,7 +224,7 @@ impl Drop for Socket {
 
 /// A channel that does not block, and the descriptor that tells of its events.
 pub(super) fn ears() -> Result<(*mut rdma_event_channel, OwnedFd), Errno> {
-    let (set, channel) = (epoll_set()?, channel::create()?);
+    let (set, channel) = (epoll_set()?, channel::create(false)?);
     // SAFETY: the channel was just made.
     let fd = unsafe { (*channel).fd };
     set_nonblocking(fd);

@@ -1,5 +1,18 @@
-/* The device of QPIP, on a link of this process alone: what programs see of ports, and no r* sockets. */
+/* The device of QPIP, on a link of this process alone: what programs see of ports, and what there is not. */
 #include "common.h"
+
+/* What queue pairs of the device could not use is not made either. */
+static void cannot_make(struct ibv_context *device)
+{
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_pd *pd = ibv_alloc_pd(device);
+	CHECK(pd);
+	errno = 0;
+	CHECK(!ibv_create_srq(pd, &shared) && errno == EOPNOTSUPP);
+	errno = 0;
+	CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
+	CHECK(ibv_dealloc_pd(pd) == 0);
+}
 
 /* The address of the link, which is the GID of its device. */
 static struct sockaddr_in6 link_address(void)
@@ -14,6 +27,7 @@ static struct sockaddr_in6 link_address(void)
 			continue;
 		CHECK(ibv_query_gid(devices[i], 1, 0, &gid) == 0);
 		memcpy(&own.sin6_addr, gid.raw, sizeof gid.raw);
+		cannot_make(devices[i]);
 		found = 1;
 	}
 	rdma_free_devices(devices);

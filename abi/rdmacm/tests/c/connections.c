@@ -142,6 +142,41 @@ static void refused(int port)
 	CHECK(rdma_ack_cm_event(event) == 0 && rdma_destroy_id(active) == 0);
 }
 
+static void given(struct rdma_cm_id *id, enum ibv_qp_type type)
+{
+	struct ibv_qp_init_attr init = queues();
+	init.qp_type = type;
+	CHECK(rdma_create_qp(id, NULL, &init) == 0 && id->qp->qp_type == type);
+}
+
+/* Requests at a listener that has not said of which type are for any: its program makes the queue pairs. */
+static void of_other_types(int port)
+{
+	static const enum ibv_qp_type asks[] = { IBV_QPT_UC, IBV_QPT_XRC_SEND };
+	static const enum ibv_qp_type answers[] = { IBV_QPT_UC, IBV_QPT_XRC_RECV };
+	struct rdma_conn_param param = { .private_data = "type", .private_data_len = 5 };
+	for (int n = 0; n < 2; n++) {
+		struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+		given(active, asks[n]);
+		CHECK(rdma_connect(active, &param) == 0);
+		passive = request("type");
+		/* A mistake leaves the request as it is. */
+		given(passive, IBV_QPT_RC);
+		FAILS(rdma_accept(passive, &param), EINVAL);
+		rdma_destroy_qp(passive);
+		given(passive, answers[n]);
+		CHECK(rdma_accept(passive, &param) == 0);
+		pass(here, RDMA_CM_EVENT_ESTABLISHED);
+		pass(there, RDMA_CM_EVENT_ESTABLISHED);
+		CHECK(rdma_disconnect(active) == 0);
+		pass(there, RDMA_CM_EVENT_DISCONNECTED);
+		pass(here, RDMA_CM_EVENT_DISCONNECTED);
+		rdma_destroy_qp(active);
+		rdma_destroy_qp(passive);
+		CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(passive) == 0);
+	}
+}
+
 /* The program's own queue pair: it hears of the answer and completes the connection. */
 static void established(int port)
 {
@@ -444,12 +479,15 @@ int main(void)
 {
 	struct rdma_cm_id *id;
 	int port;
+	/* What hangs fails. */
+	alarm(120);
 	here = rdma_create_event_channel();
 	there = rdma_create_event_channel();
 	id = listener(there, RDMA_PS_TCP, &port);
 	both_ways(port);
 	granted(port);
 	refused(port);
+	of_other_types(port);
 	established(port);
 	extensions(port);
 	options_of_queue_pairs(port);

@@ -18,7 +18,7 @@ static void channels(void)
 static void identifiers(struct rdma_event_channel *channel)
 {
 	struct sockaddr_in in;
-	struct sockaddr_storage ib = { .ss_family = 27 };
+	struct sockaddr_storage ib = { .ss_family = 27 }, none = { 0 };
 	struct sockaddr_in6 wildcard = { .sin6_family = AF_INET6 };
 	struct sockaddr_in6 six = { .sin6_family = AF_INET6, .sin6_port = htons(1), .sin6_addr = in6addr_loopback };
 	struct sockaddr_in6 nowhere = { .sin6_family = AF_INET6, .sin6_scope_id = 999999,
@@ -36,6 +36,11 @@ static void identifiers(struct rdma_event_channel *channel)
 	FAILS(rdma_bind_addr(id, NULL), EINVAL);
 	FAILS(rdma_bind_addr(id, (struct sockaddr *)&ib), EAFNOSUPPORT);
 	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ib, 1), EAFNOSUPPORT);
+	FAILS(rdma_bind_addr(id, (struct sockaddr *)&none), EINVAL);
+	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&none, 1), EINVAL);
+	FAILS(rdma_resolve_addr(id, (struct sockaddr *)&none, (struct sockaddr *)&six, 1), EINVAL);
+	FAILS(rdma_join_multicast(id, (struct sockaddr *)&none, NULL), EINVAL);
+	FAILS(rdma_leave_multicast(id, (struct sockaddr *)&none), EINVAL);
 	FAILS(rdma_resolve_addr(id, NULL, NULL, 1), EINVAL);
 	FAILS(rdma_resolve_route(id, 1), EINVAL);
 	loopback(&in, 0);
@@ -174,6 +179,42 @@ static void multicast(struct rdma_event_channel *channel)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
+/* Memberships of one group by several addresses do not end each other. */
+static void a_group_of_several_addresses(struct rdma_event_channel *channel)
+{
+	struct sockaddr_in in, port;
+	struct sockaddr_in6 in6 = { .sin6_family = AF_INET6 };
+	struct sockaddr *ways[] = { (struct sockaddr *)&in, (struct sockaddr *)&port, (struct sockaddr *)&in6 };
+	struct ibv_qp_init_attr init = queues();
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	union ibv_gid groups[3];
+	init.qp_type = IBV_QPT_UD;
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == 0);
+	CHECK(rdma_bind_addr(id, loopback(&in, 0)) == 0 && rdma_create_qp(id, NULL, &init) == 0);
+	loopback(&port, 7);
+	in.sin_addr.s_addr = port.sin_addr.s_addr = htonl(0xefc00001);
+	CHECK(inet_pton(AF_INET6, "ff0e::ffff:239.192.0.1", &in6.sin6_addr) == 1);
+	for (int i = 0; i < 3; i++) {
+		CHECK(rdma_join_multicast(id, ways[i], NULL) == 0);
+		event = expect(channel, RDMA_CM_EVENT_MULTICAST_JOIN);
+		groups[i] = event->param.ud.ah_attr.grh.dgid;
+		CHECK(rdma_ack_cm_event(event) == 0);
+	}
+	CHECK(rdma_leave_multicast(id, ways[0]) == 0);
+	/* It is attached by both names still. */
+	for (int i = 1; i < 3; i++) {
+		CHECK(ibv_detach_mcast(id->qp, &groups[i], 0) == 0);
+		CHECK(ibv_attach_mcast(id->qp, &groups[i], 0) == 0);
+	}
+	for (int i = 1; i < 3; i++) {
+		CHECK(rdma_leave_multicast(id, ways[i]) == 0);
+		CHECK(ibv_detach_mcast(id->qp, &groups[i], 0) == EINVAL);
+	}
+	rdma_destroy_qp(id);
+	CHECK(rdma_destroy_id(id) == 0);
+}
+
 int main(void)
 {
 	struct rdma_event_channel *channel = rdma_create_event_channel();
@@ -182,6 +223,7 @@ int main(void)
 	identifiers(channel);
 	queue_pairs(channel);
 	multicast(channel);
+	a_group_of_several_addresses(channel);
 	rdma_destroy_event_channel(channel);
 	return 0;
 }

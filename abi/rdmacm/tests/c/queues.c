@@ -136,6 +136,31 @@ static void named(void)
 	rdma_destroy_ep(listening);
 }
 
+/* Identifiers of RDMA_PS_TCP may have queue pairs of any type, whatever they were made for (libfabric's XRC). */
+static void of_type(int port, int asks, int serves)
+{
+	struct rdma_conn_param param = { .responder_resources = 2, .initiator_depth = 2, .retry_count = 7,
+		.rnr_retry_count = 7 };
+	struct ibv_qp_init_attr init = queues();
+	struct ibv_qp_init_attr_ex extended = { .qp_type = serves, .cap = init.cap };
+	struct rdma_cm_id *active = resolved(here, RDMA_PS_TCP, port), *passive;
+	struct ibv_qp_attr attr;
+
+	init.qp_type = asks;
+	if (asks == IBV_QPT_XRC_SEND)
+		init.cap.max_recv_wr = init.cap.max_recv_sge = 0;
+	CHECK(rdma_create_qp(active, NULL, &init) == 0 && rdma_connect(active, &param) == 0);
+	passive = accepted(&extended, NULL);
+	pass(here, RDMA_CM_EVENT_ESTABLISHED);
+	pass(there, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(ibv_query_qp(active->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS);
+	CHECK(attr.dest_qp_num == passive->qp->qp_num && init.qp_type == (unsigned)asks);
+	CHECK(ibv_query_qp(passive->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS);
+	CHECK(attr.dest_qp_num == active->qp->qp_num && init.qp_type == (unsigned)serves);
+	ended(active, passive);
+	CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(passive) == 0);
+}
+
 /* A service of datagrams is looked up, and gets one by what the answer says. */
 static void datagrams(void)
 {
@@ -182,6 +207,8 @@ int main(void)
 	CHECK((here = rdma_create_event_channel()) && (there = rdma_create_event_channel()));
 	struct rdma_cm_id *listening = listener(there, RDMA_PS_TCP, &port);
 	shared(port);
+	of_type(port, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV);
+	of_type(port, IBV_QPT_UC, IBV_QPT_UC);
 	CHECK(rdma_destroy_id(listening) == 0);
 	named();
 	datagrams();

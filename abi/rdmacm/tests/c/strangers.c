@@ -1,7 +1,8 @@
-/* Requests that cannot be shown to the program are refused, and it hears nothing of them. */
+/* Requests of strangers: those that cannot be shown to the program are refused, and it hears nothing of them. */
 #include "common.h"
 
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 /* The request of specs/quipu-cm.md, 3, in a start-up frame; without private data, one of plain iWARP. */
 static const unsigned char request[] =
@@ -92,13 +93,99 @@ static void of_a_device_that_fails(void)
 	rdma_destroy_ep(listening);
 }
 
+static struct rdma_cm_id *moving, *child;
+static struct rdma_event_channel *from;
+static struct rdma_cm_event *taken;
+static volatile int stopped;
+static __thread int stops;
+
+extern void *__libc_calloc(size_t count, size_t size);
+
+/* The list of devices is made by it: there a thread that has taken a request waits until its listener has
+   moved, if it is not in the way of that. */
+void *calloc(size_t count, size_t size)
+{
+	struct pollfd ready = { .events = POLLIN };
+	if (stops && (ready.fd = from->fd, poll(&ready, 1, 0) == 0)) {
+		stops = 0;
+		stopped = 1;
+		for (int n = 0; n < 500 && *(struct rdma_event_channel *volatile *)&moving->channel == from; n++)
+			usleep(1000);
+	}
+	return __libc_calloc(count, size);
+}
+
+/* Takes the first request, for which all devices are opened. */
+static void *takes(void *channel)
+{
+	stops = 1;
+	if (channel) {
+		taken = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+		child = taken->id;
+	} else {
+		CHECK(rdma_get_request(moving, &child) == 0);
+	}
+	return NULL;
+}
+
+static void *is_moved(void *to)
+{
+	CHECK(rdma_migrate_id(moving, to) == 0);
+	return NULL;
+}
+
+/* A request belongs where it was taken, though its listener goes elsewhere before it is understood. */
+static void of_a_listener_that_moves(int to_none)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct pollfd ready = { .events = POLLIN };
+	pthread_t threads[2];
+	int fd, own;
+
+	moving = anywhere(to_none ? channel : NULL);
+	from = moving->channel;
+	ready.fd = own = from->fd;
+	fd = asks(rdma_get_src_port(moving), request, sizeof request - 1);
+	CHECK(poll(&ready, 1, 30000) == 1);
+	CHECK(pthread_create(&threads[0], NULL, takes, to_none ? channel : NULL) == 0);
+	while (!stopped)
+		usleep(1000);
+	CHECK(pthread_create(&threads[1], NULL, is_moved, to_none ? NULL : channel) == 0);
+	CHECK(pthread_join(threads[0], NULL) == 0);
+	CHECK((child->channel == channel) == to_none && (to_none || child->channel->fd != own));
+	CHECK(rdma_reject(child, NULL, 0) == 0);
+	refused(fd, 28);
+	if (to_none)
+		CHECK(rdma_ack_cm_event(taken) == 0);
+	CHECK(rdma_destroy_id(child) == 0 && pthread_join(threads[1], NULL) == 0);
+	CHECK((moving->channel == channel) != to_none && rdma_destroy_id(moving) == 0);
+	rdma_destroy_event_channel(channel);
+}
+
+/* In a process of its own, in which no device is open yet. */
+static void in_another(void (*does)(int), int how)
+{
+	int status;
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		alarm(60);
+		does(how);
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 int main(void)
 {
 	/* What hangs fails. */
 	alarm(60);
-	if (strcmp(getenv("QUIPU_DEVICES"), "quipu_iw0") == 0)
+	if (strcmp(getenv("QUIPU_DEVICES"), "quipu_iw0") == 0) {
 		of_a_device_that_is_not_shown();
-	else
-		of_a_device_that_fails();
+		return 0;
+	}
+	in_another(of_a_listener_that_moves, 1);
+	in_another(of_a_listener_that_moves, 0);
+	of_a_device_that_fails();
 	return 0;
 }

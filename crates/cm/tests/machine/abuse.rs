@@ -150,6 +150,20 @@ fn refused(pair: &mut Pair, listener: IdKey, data: &[u8]) {
     assert_eq!(pair.closed.last(), Some(&(1, stream, false)), "the refusal gets there");
 }
 
+/// Adapters of plain iWARP connect queue pairs of RC only.
+#[test]
+fn plain_requests_for_other_queue_pairs_are_refused() {
+    const UC: u8 = 3;
+    const XRC_RECV: u8 = 10;
+    let mut pair = Pair::new(Config::default());
+    for kind in [UC, XRC_RECV] {
+        let listener = pair.listen_as(kind, PortSpace::Tcp, 5000 + u16::from(kind), 0);
+        refused(&mut pair, listener, b"of a plain iWARP adapter");
+    }
+    pair.expect_nothing();
+    assert_eq!(pair.nodes[1].cm.load().ids, 2);
+}
+
 #[test]
 fn requests_for_a_device_that_is_not_shown_are_refused() {
     let (mut pair, listener) = listening(Config { takes_quipu: false, ..Config::default() });

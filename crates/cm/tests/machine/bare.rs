@@ -93,6 +93,17 @@ fn a_request_is_an_address() {
 }
 
 #[test]
+fn a_listener_for_other_queue_pairs_has_no_peers() {
+    const UC: u8 = 3;
+    let mut world = World::new();
+    world.listener = world.cm.create_id(world.channel, PortSpace::Tcp, UC, 7).unwrap();
+    world.cm.bind(world.listener, "[fd00::1]:5555".parse().unwrap()).unwrap();
+    world.cm.use_qpip(world.listener).unwrap();
+    world.cm.listen(world.listener, 1).unwrap();
+    assert_eq!(world.arrive(), Err(Unwanted::Refused));
+}
+
+#[test]
 fn who_finds_the_queue_full_is_to_wait() {
     let mut world = World::new();
     let first = world.arrive().unwrap();
@@ -142,7 +153,8 @@ fn a_request_is_refused_by_the_program_and_with_its_identifier_or_listener() {
     let mut world = World::new();
     world.arrive().unwrap();
     let id = world.event().id;
-    world.cm.reject(id, Refusal::Consumer, &[]).unwrap();
+    // There is no room for words, however many.
+    world.cm.reject(id, Refusal::Consumer, &[7; 255]).unwrap();
     assert_eq!(world.actions(), [Action::Refuse { id }]);
     world.cm.destroy_id(id).unwrap();
     assert_eq!(world.actions(), []);

@@ -463,32 +463,40 @@ fn nobody_connects_to_itself() {
     }
 }
 
-/// The type that a listener was made with is that of its queue pairs to come; without one it takes any.
+/// In `RDMA_PS_IB` the type that a listener was made with is that of identifiers that may ask; without one
+/// it takes any. In `RDMA_PS_TCP` all are taken. What a listener was made for is what comes of its requests.
 #[test]
 fn a_listener_takes_requests_of_its_own_service() {
     const UC: u8 = 3;
     const XRC_SEND: u8 = 9;
     const XRC_RECV: u8 = 10;
-    for (listens, asks, is_taken) in [
-        (RC, UC, false),
-        (RC, XRC_SEND, false),
-        (UC, RC, false),
-        (XRC_RECV, RC, false),
-        (XRC_RECV, XRC_RECV, false),
-        (UC, UC, true),
-        (XRC_RECV, XRC_SEND, true),
-        (0, UC, true),
-        (0, RC, true),
+    for (listens, asks, is_taken, becomes) in [
+        (RC, UC, false, RC),
+        (RC, XRC_SEND, false, RC),
+        (UC, RC, false, UC),
+        (XRC_RECV, RC, false, XRC_RECV),
+        (XRC_RECV, XRC_RECV, false, XRC_RECV),
+        (RC, RC, true, RC),
+        (UC, UC, true, UC),
+        (XRC_RECV, XRC_SEND, true, XRC_RECV),
+        (0, UC, true, UC),
+        (0, RC, true, RC),
     ] {
-        let mut pair = Pair::default();
-        pair.listen_as(listens, PortSpace::Tcp, 5000, 0);
-        pair.connect(5000, &Param { qp_type: asks, ..Param::default() });
-        if is_taken {
-            pair.expect(1, EventKind::ConnectRequest);
-        } else {
-            assert_eq!(pair.expect(0, EventKind::Rejected).status, 28, "{listens} {asks}");
+        for space in [PortSpace::Ib, PortSpace::Tcp] {
+            let mut pair = Pair::default();
+            pair.listen_as(listens, space, 5000, 0);
+            let active = pair.resolve_as(asks, space, 5000);
+            pair.nodes[0].cm.connect(pair.now, active, &Param::default()).unwrap();
+            pair.run();
+            if is_taken || space == PortSpace::Tcp {
+                let passive = pair.expect(1, EventKind::ConnectRequest).id;
+                let params = pair.nodes[1].cm.init_params(passive).unwrap();
+                assert_eq!(params.qp_type, becomes, "{listens} {asks}");
+            } else {
+                assert_eq!(pair.expect(0, EventKind::Rejected).status, 28, "{listens} {asks}");
+            }
+            pair.expect_nothing();
         }
-        pair.expect_nothing();
     }
 }
 

@@ -218,12 +218,13 @@ fn replies_that_refuse_or_cannot_be_accepted() {
 /// The same as where an adapter refuses. There is no message, and so no private data.
 #[test]
 fn a_port_that_nobody_listens_on_refuses() {
-    let (mut world, _, mut stream) = asking();
+    let (mut world, id, mut stream) = asking();
     let event = loop {
         world.cm.handle_lost(SECOND, stream, Loss::Refused);
         if let Some(event) = world.cm.take_event(world.channel).unwrap() {
             break event;
         }
+        assert_eq!(world.actions(), [Action::Hold { id }]);
         world.cm.handle_timeout(10 * SECOND);
         let actions = world.actions();
         let [Action::Connect { stream: next, .. }] = &actions[..] else { panic!("{actions:?}") };
@@ -278,7 +279,7 @@ fn revision_1_is_tried_once() {
         let [Action::Connect { stream, .. }] = &actions[..] else { panic!("{actions:?}") };
         if closes {
             world.cm.handle_lost(SECOND, *stream, Loss::Closed);
-            assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+            assert_eq!(world.kinds(), [(EventKind::Rejected, -104)]);
         } else {
             world.cm.handle_bytes(SECOND, *stream, b"MPA ID Rep Frame\x60\x01\0\x02no");
             assert_eq!(world.kinds(), [(EventKind::Rejected, -111)]);
@@ -290,7 +291,7 @@ fn revision_1_is_tried_once() {
     let (mut world, _, stream) = asking();
     world.cm.handle_bytes(SECOND, stream, b"MPA ID Rep Fr");
     world.cm.handle_lost(SECOND, stream, Loss::Closed);
-    assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+    assert_eq!(world.kinds(), [(EventKind::Rejected, -104)]);
 }
 
 /// RFC 5044 7.1.1: 512 bytes, of which RFC 6581 takes four.

@@ -127,6 +127,15 @@ impl Manager {
         }
     }
 
+    /// Keeps the port of an identifier, whose socket was used up, until it connects again.
+    pub(super) fn hold(&mut self, key: IdKey) {
+        match self.bind_again(key) {
+            Ok(socket) => put(&mut self.sockets, key.index(), socket),
+            // It is tried again when it is needed.
+            Err(error) => tracing::debug!(%error, "a port cannot be kept"),
+        }
+    }
+
     /// A new socket for an identifier whose first one was used up.
     pub(super) fn bind_again(&mut self, key: IdKey) -> io::Result<Socket> {
         let wrong = |_| io::Error::from(io::ErrorKind::NotConnected);
@@ -141,5 +150,42 @@ impl Manager {
             Err(EngineError::Address(error)) => Err(error),
             Err(_) => Err(io::ErrorKind::InvalidInput.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use quipu_cm::{Config, Options, Param};
+
+    use super::*;
+    use crate::sys::Epoll;
+
+    /// The port is the identifier's until it is destroyed, also between two tries.
+    #[test]
+    fn a_connection_that_is_refused_keeps_its_port() {
+        const SECOND: u64 = 1_000_000_000;
+        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let bind = |at| Socket::bind(at, false, Options::default());
+        let closed = bind(own).unwrap();
+        let epoll = Arc::new(Epoll::new().unwrap());
+        let mut manager = Manager::new(Config::default(), own, epoll, false).unwrap();
+        let (channel, _) = manager.create_channel().unwrap();
+        let id = manager.cm.create_id(channel, PortSpace::Tcp, 2, 7).unwrap();
+        manager.resolve_addr(id, None, closed.local).unwrap();
+        let port = manager.cm.bound(id).unwrap().unwrap();
+        manager.cm.resolve_route(id).unwrap();
+        manager.cm.connect(0, id, &Param::default()).unwrap();
+        // On one host it is refused at once.
+        manager.settle(0);
+        for now in [SECOND, 2 * SECOND] {
+            let taken = bind(port).err().and_then(|error| error.raw_os_error());
+            assert_eq!(taken, Some(libc::EADDRINUSE));
+            manager.handle_timeout(now);
+        }
+        sys::listen(&closed.fd, 1).unwrap();
+        manager.handle_timeout(3 * SECOND);
+        assert_eq!(sys::accept(&closed.fd).unwrap().1, port);
     }
 }

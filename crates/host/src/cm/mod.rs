@@ -264,6 +264,7 @@ impl Manager {
                     self.cm.handle_lost(now, stream, stream::loss(&error));
                 }
             }
+            Action::Hold { id } => self.hold(id),
             Action::HandOver(given) => self.give(*given),
             Action::End { id } => {
                 self.call_off(id);
@@ -291,7 +292,7 @@ impl Manager {
     ) -> io::Result<()> {
         let socket = match self.sockets.get_mut(id.index() as usize).and_then(Option::take) {
             Some(socket) => socket,
-            // It was refused, and tries once more.
+            // Its first one was used up.
             None => self.bind_again(id)?,
         };
         let tos = self.cm.options(id).ok().and_then(|options| options.tos);

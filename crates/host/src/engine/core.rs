@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use quipu_cabi::Hold;
-use quipu_nic::{Event, QpNum, Time};
+use quipu_nic::{Event, QpNum, Restless, Time};
 
 use super::events::{CompletionEvent, Events};
 use super::faults::Faults;
@@ -536,10 +536,11 @@ impl Core {
         }
     }
 
-    /// Ends the links to peers that may still be in the middle of an access to withdrawn memory.
-    pub(crate) fn cut_restless(&mut self) {
+    /// Ends the links to peers that are still in the middle of the access, to memory that was withdrawn, in
+    /// which they were seen.
+    pub(crate) fn cut_restless(&mut self, seen: &[Restless]) {
         let now = self.clock.now();
-        for link in self.adapter.restless_links() {
+        for link in self.adapter.still_restless(seen) {
             self.links.cut(&mut self.adapter, now, link);
         }
         self.settle(now);

@@ -410,12 +410,10 @@ impl Core {
     ) -> Result<(), EngineError> {
         let occasion = Occasion::of(Call::PostSrqRecv).with_bytes(total(sges));
         let fate = self.consult(Occasion { wr_id: Some(wr_id), ..occasion }, About::Srq(srq))?;
+        let now = self.now();
         match fate {
-            Some(fate) => {
-                let now = self.now();
-                self.adapter.post_srq_recv_fated(now, srq, wr_id, sges, fate)?;
-            }
-            None => self.adapter.post_srq_recv(srq, wr_id, sges)?,
+            Some(fate) => self.adapter.post_srq_recv_fated(now, srq, wr_id, sges, fate)?,
+            None => self.adapter.post_srq_recv(now, srq, wr_id, sges)?,
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ use crate::clock::kernel_ns;
 use crate::error::EngineError;
 use crate::link::life::Life;
 use crate::lock::{futex_wait, futex_wake};
+use crate::pages;
 use crate::sys::{self, EventFd, ReadyList, wait_either};
 
 /// The shortest and the longest doze. Each is twice the one before: so long, and no longer than it has
@@ -109,6 +110,7 @@ impl Helper {
         self.stop.store(true, Ordering::Release);
         self.call_off();
         self.call();
+        let _turn = pages::turn();
         if thread.join().is_err() {
             tracing::error!("the helper thread panicked");
         }
@@ -141,6 +143,7 @@ impl Helper {
 /// `mmap` and `munmap`; and those a program may be about to overwrite with jumps to its own functions, as the
 /// registration caches of Open MPI and UCX do, which takes no other thread to be inside.
 fn begin(thread: Builder, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    let _turn = pages::turn();
     let (begun, begins) = mpsc::channel();
     let thread = thread.spawn(move || {
         // Whoever started it may have lost patience.

@@ -255,12 +255,16 @@ impl Engine {
     }
 
     pub(super) fn wait_quiet<'a>(&'a self, mut core: Guard<'a, Core>) -> Result<(), EngineError> {
-        let mut begin = None;
+        let mut began = None;
         while !core.adapter.memory_is_quiet() {
-            let waited = begin.get_or_insert_with(Instant::now).elapsed();
+            let (begin, seen) =
+                began.get_or_insert_with(|| (Instant::now(), core.adapter.restless()));
+            let waited = begin.elapsed();
             if waited > QUIET_WAIT {
-                core.cut_restless();
-                return Ok(());
+                core.cut_restless(seen);
+                // For others another call waits as well, but not for so long yet.
+                began = None;
+                continue;
             }
             drop(core);
             if waited < QUIET_YIELDS {

@@ -17,6 +17,7 @@ mod poll;
 mod post;
 mod qpip;
 mod raw;
+mod still;
 mod strict;
 mod turn;
 mod verbs;
@@ -52,7 +53,7 @@ use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
 use crate::packet::{self, LinkError, Occupant, PacketLink, Station};
-use crate::pages::SharedRegions;
+use crate::pages::{Member, SharedRegions};
 use crate::port::{self, Port};
 use crate::qpip::{Qpip, QpipConfig};
 use crate::share::Calls;
@@ -83,6 +84,8 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(200);
 /// calls [`poll_cq`](Self::poll_cq) moves the engine on; a helper thread does when nobody does. In
 /// a forked child every method fails with [`EngineError::EngineGone`].
 pub struct Engine {
+    /// Dropped first.
+    _still: Member,
     inner: Arc<Inner>,
 }
 
@@ -248,11 +251,12 @@ impl Engine {
             calls,
         };
         let inner = Arc::new(inner);
+        let still = still::join(&inner);
         if inner.config.qpip.is_some() && inner.calls.is_none() {
             // Neighbours ask for its addresses, and others send it echoes, though no program does anything.
             Helper::start(&inner).map_err(EngineError::at_opening)?;
         }
-        Ok(Arc::new(Self { inner }))
+        Ok(Arc::new(Self { _still: still, inner }))
     }
 
     /// The address of the device.

@@ -108,7 +108,8 @@ impl Engine {
         }
         core.still_there()?;
         core.drain(channel)?;
-        core.adapter.req_notify_cq(cq, false)?;
+        let Core { adapter, clock, .. } = &mut *core;
+        adapter.req_notify_cq(clock, cq, false)?;
         core.hasten_sleep(cq);
         core.sleepers.lies_down();
         let slept = self.sleep_for_news(core, cq, channel, context, limit);

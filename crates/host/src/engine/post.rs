@@ -28,7 +28,7 @@ thread_local! {
 
 /// Several posts under one lock. When it is dropped the doorbell rings: what was posted is
 /// transmitted together. Until then no other method of the engine may be called by this thread, nor
-/// a lock be taken under which one is called elsewhere.
+/// memory be registered with another engine, nor a lock be taken under which one is called elsewhere.
 pub struct Doorbell<'a> {
     core: Guard<'a, Core>,
     /// The queue pair whose doorbell is still to ring.
@@ -94,8 +94,8 @@ impl Doorbell<'_> {
         if self.core.watched {
             return self.core.post_recv_watched(qp, wr_id, sges);
         }
-        let now = self.core.recent();
-        Ok(self.core.adapter.post_recv(now, qp, wr_id, sges)?)
+        let Core { adapter, clock, .. } = &mut *self.core;
+        Ok(adapter.post_recv(clock, qp, wr_id, sges)?)
     }
 
     /// Posts a receive request to a shared queue.
@@ -113,7 +113,8 @@ impl Doorbell<'_> {
         if self.core.watched {
             return self.core.post_srq_recv_watched(srq, wr_id, sges);
         }
-        Ok(self.core.adapter.post_srq_recv(srq, wr_id, sges)?)
+        let Core { adapter, clock, .. } = &mut *self.core;
+        Ok(adapter.post_srq_recv(clock, srq, wr_id, sges)?)
     }
 
     /// Posts a receive request to a work queue.
@@ -125,7 +126,8 @@ impl Doorbell<'_> {
         if self.core.faults.is_some() {
             self.core.post_wq_recv_planned(wr_id, sges)?;
         }
-        Ok(self.core.adapter.post_wq_recv(wq, wr_id, sges)?)
+        let Core { adapter, clock, .. } = &mut *self.core;
+        Ok(adapter.post_wq_recv(clock, wq, wr_id, sges)?)
     }
 
     #[inline]
@@ -178,8 +180,8 @@ impl Engine {
         if core.watched || core.attached.is_some() {
             return false;
         }
-        let recent = core.clock.recent();
-        if core.adapter.post_at_once(recent, qp, wr) {
+        let Core { adapter, clock, .. } = &mut *core;
+        if adapter.post_at_once(clock, qp, wr) {
             core.settle_rung();
         } else if core.adapter.post_to_stream(qp, wr) {
             let now = core.now();
@@ -370,6 +372,8 @@ impl Engine {
             }
             return Ok(found);
         }
+        // What it finds now is not to bear the time of an earlier poll.
+        core.want_reading();
         let empty_polls = core.poll();
         let found = core.adapter.poll_cq_stamped(cq)?;
         if let Some((completion, _)) = found.filter(|_| core.watched) {
@@ -412,5 +416,93 @@ impl Engine {
     #[must_use]
     pub fn polls(&self) -> u64 {
         self.inner.polls.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use quipu_nic::{
+        AddressVector, Payload, QpAttr, QpAttrMask, QpCap, QpInit, QpState, SendFlags, SendOp, To,
+        WqState,
+    };
+
+    use super::*;
+    use crate::clock::kernel_ns;
+    use crate::engine::tests::idle;
+
+    /// More than the engine's clock may differ from the kernel's.
+    const SLACK_NS: u64 = 1_000_000;
+
+    /// Who waits for descriptors does not read the clock meanwhile.
+    #[test]
+    fn completions_of_a_post_are_stamped_behind_it() {
+        let engine = idle();
+        let (context, _) = engine.open_context().unwrap();
+        let pd = engine.alloc_pd().unwrap();
+        let (cq, _) = engine.create_cq(context, 8, None, 0).unwrap();
+        engine.set_cq_traits(cq, true, false).unwrap();
+        let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+        let (qp_type, sq_sig_all) = (QpType::Ud, true);
+        let init = QpInit { pd, send_cq: cq, recv_cq: cq, srq: None, cap, qp_type, sq_sig_all };
+        let [(sends, num, _), (ended, ..)] =
+            [(); 2].map(|()| engine.create_qp(context, &init).unwrap());
+        let to = |qp, state, mask| {
+            let attr = QpAttr { state, port_num: 1, qkey: 5, ..QpAttr::default() };
+            engine.modify_qp(qp, &attr, QpAttrMask::STATE | mask).unwrap();
+        };
+        let first = QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY;
+        to(sends, QpState::Init, first);
+        to(ended, QpState::Init, first);
+        to(sends, QpState::Rtr, QpAttrMask::empty());
+        to(sends, QpState::Rts, QpAttrMask::SQ_PSN);
+        to(ended, QpState::Err, QpAttrMask::empty());
+        let (wq, ..) = engine.create_wq(pd, cq, 4, 1).unwrap();
+        engine.modify_wq(wq, None, WqState::Err).unwrap();
+        let dgid = engine.gid();
+        let av = AddressVector { dgid, is_global: true, port_num: 1, ..AddressVector::default() };
+        let ah = engine.create_ah(pd, &av).unwrap();
+        let datagram = SendWr {
+            wr_id: 1,
+            to: To::Datagram { ah, qpn: num.0, qkey: 5 },
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Sges(&[]),
+        };
+
+        let posts: [&dyn Fn(&mut Doorbell<'_>); 3] = [
+            &|doorbell| doorbell.post_send(sends, &datagram).unwrap(),
+            &|doorbell| doorbell.post_recv(ended, 2, &[]).unwrap(),
+            &|doorbell| doorbell.post_wq_recv(wq, 3, &[]).unwrap(),
+        ];
+        for (post, wr_id) in posts.into_iter().zip(1..) {
+            // Nobody else reads the clock meanwhile.
+            let core = engine.inner.core.lock();
+            std::thread::sleep(Duration::from_millis(20));
+            let before = kernel_ns();
+            let mut doorbell = Doorbell { core, posted: None };
+            post(&mut doorbell);
+            drop(doorbell);
+            let (completion, stamp) = engine.poll_cq_stamped(cq).unwrap().unwrap();
+            assert_eq!(completion.wr_id, wr_id);
+            assert!(stamp.0 + SLACK_NS >= before, "{wr_id}");
+        }
+    }
+
+    /// What a program finds that seldom looks would be stamped with the time of its last looks.
+    #[test]
+    fn polls_of_a_queue_with_stamps_read_the_clock() {
+        let engine = idle();
+        let (context, _) = engine.open_context().unwrap();
+        let (cq, _) = engine.create_cq(context, 8, None, 0).unwrap();
+        engine.set_cq_traits(cq, true, false).unwrap();
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(5));
+            let before = kernel_ns();
+            assert_eq!(engine.poll_cq_stamped(cq).unwrap(), None);
+            let recent = engine.inner.core.lock().recent();
+            assert!(recent.0 + SLACK_NS >= before);
+        }
     }
 }

@@ -130,7 +130,8 @@ impl Engine {
         {
             return Err(Fault::Transition("the work queue is not in curr_wq_state").into());
         }
-        core.adapter.modify_wq(wq, state)?;
+        let now = core.now();
+        core.adapter.modify_wq(now, wq, state)?;
         // Somebody may sleep for what is flushed.
         core.finish_call();
         Ok(())
@@ -196,5 +197,40 @@ impl Engine {
                 Err(fault.into())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::engine::tests::idle;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// No descriptor says that something is flushed.
+    #[test]
+    fn who_sleeps_for_a_receive_of_a_work_queue_is_woken_when_it_is_flushed() {
+        let engine = idle();
+        let (context, _) = engine.open_context().unwrap();
+        let pd = engine.alloc_pd().unwrap();
+        let (channel, _) = engine.create_channel().unwrap();
+        let (cq, _) = engine.create_cq(context, 8, Some(channel), 0).unwrap();
+        let (wq, ..) = engine.create_wq(pd, cq, 4, 1).unwrap();
+        engine.modify_wq(wq, None, WqState::Ready).unwrap();
+        engine.doorbell().unwrap().post_wq_recv(wq, 1, &[]).unwrap();
+        engine.req_notify_cq(cq, false).unwrap();
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| engine.wait_channel_within(channel, Some(PATIENCE)));
+            while !engine.inner.core.lock().driver {
+                assert!(begun.elapsed() < PATIENCE, "it does not sleep");
+                std::thread::yield_now();
+            }
+            engine.modify_wq(wq, None, WqState::Err).unwrap();
+            assert_eq!(sleeper.join().unwrap().unwrap().cq, cq);
+        });
+        assert!(begun.elapsed() < PATIENCE, "it slept to the end");
     }
 }

@@ -212,7 +212,8 @@ impl Core {
         let outcome = if self.faults.is_some() {
             self.post_srq_recv_planned(srq, wr_id, sges)
         } else {
-            self.adapter.post_srq_recv(srq, wr_id, sges).map_err(EngineError::from)
+            let now = self.now();
+            self.adapter.post_srq_recv(now, srq, wr_id, sges).map_err(EngineError::from)
         };
         if let (Some(strict), Some(judged)) = (&mut self.strict, judged(&outcome)) {
             strict.checker.posted_srq_recv(srq, wr_id, (sges, &errors), memory, judged);

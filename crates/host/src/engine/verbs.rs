@@ -414,11 +414,11 @@ impl Engine {
         let mut core = self.enter()?;
         let group = core.adapter.group_of(mgid)?;
         let known = core.adapter.has_group(group);
-        core.adapter.attach_multicast(qp, group)?;
+        core.adapter.attach_multicast(qp, mgid)?;
         if !known {
             let port = core.adapter.config().multicast_port;
             if let Err(error) = core.datagrams.join(group, port) {
-                core.adapter.detach_multicast(qp, group)?;
+                core.adapter.detach_multicast(qp, mgid)?;
                 return Err(EngineError::system("a multicast group", error));
             }
         }
@@ -432,11 +432,7 @@ impl Engine {
     /// It is not attached to it.
     pub fn detach_multicast(&self, qp: QpId, mgid: Gid) -> Result<(), EngineError> {
         let mut core = self.enter()?;
-        let group = core.adapter.group_of(mgid)?;
-        if core.adapter.detach_multicast(qp, group)? {
-            core.datagrams.leave(group);
-        }
-        Ok(())
+        core.leave_group(qp, mgid)
     }
 
     /// Detaches a queue pair from every multicast group.
@@ -446,12 +442,8 @@ impl Engine {
     /// [`EngineError::EngineGone`].
     pub fn detach_all(&self, qp: QpId) -> Result<(), EngineError> {
         let mut core = self.enter()?;
-        for group in core.adapter.groups_of(qp) {
-            if core.adapter.detach_multicast(qp, group)? {
-                core.datagrams.leave(group);
-            }
-        }
-        Ok(())
+        let mut groups = core.adapter.groups_of(qp).into_iter();
+        groups.try_for_each(|mgid| core.leave_group(qp, mgid))
     }
 
     /// Datagrams that were dropped so far.
@@ -477,6 +469,14 @@ impl Engine {
 }
 
 impl Core {
+    fn leave_group(&mut self, qp: QpId, mgid: Gid) -> Result<(), EngineError> {
+        let group = self.adapter.group_of(mgid)?;
+        if self.adapter.detach_multicast(qp, mgid)? {
+            self.datagrams.leave(group);
+        }
+        Ok(())
+    }
+
     /// Executes what has arrived on the stream of a queue pair that is about to leave.
     fn take_arrived(&mut self, now: Time, qp: QpId) {
         if let Some(conn) = self.adapter.receiving_stream(qp) {

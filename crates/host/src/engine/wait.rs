@@ -423,7 +423,8 @@ impl Engine {
         solicited_only: bool,
     ) -> Result<(), EngineError> {
         let alarm = core.adapter.poll_timeout();
-        core.adapter.req_notify_cq(cq, solicited_only)?;
+        let Core { adapter, clock, .. } = &mut *core;
+        adapter.req_notify_cq(clock, cq, solicited_only)?;
         core.hasten_sleep(cq);
         // What is there already gives the event at once, or, where events are held back, in a while.
         let gives = core.adapter.has_events() || core.adapter.poll_timeout() != alarm;

@@ -10,7 +10,7 @@ use quipu_nic::Gid;
 use super::handshake::{EngineName, Hello, Message};
 use super::probe::{Number, Proof};
 use super::segment::{DIRECTORY_BYTES, LIFE_BYTES, LIST_BYTES, MAX_BYTES, Writers};
-use super::{probe, segment, socket};
+use super::{Broken, probe, segment, socket};
 use crate::config::PeerMemoryPolicy;
 use crate::{pages, sys};
 
@@ -60,8 +60,9 @@ impl Identity {
     }
 
     /// Sends the introduction with a new arena, which it returns.
-    pub(super) fn introduce(&self, fd: &OwnedFd) -> io::Result<Segment> {
-        let (arena_fd, arena) = segment::create(c"quipu-arena", self.arena_bytes, Writers::Both)?;
+    pub(super) fn introduce(&self, fd: &OwnedFd) -> Result<Segment, Broken> {
+        let made = segment::create(c"quipu-arena", self.arena_bytes, Writers::Both);
+        let (arena_fd, arena) = made.map_err(Broken::NoMemory)?;
         let proof_addr = if self.admits_anybody() { self.proof.addr() } else { 0 };
         let hello = Hello { engine: self.engine, gid: self.gid, proof_addr };
         socket::send(fd, &Message::Hello(hello).encode(), &[arena_fd.as_raw_fd()])?;

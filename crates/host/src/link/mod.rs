@@ -134,6 +134,8 @@ enum Broken {
     Deaf,
     #[error("the peer did not finish an access to memory that is no longer registered")]
     Restless,
+    #[error("no memory to share: {0}")]
+    NoMemory(io::Error),
     #[error(transparent)]
     Adapter(#[from] Fault),
     #[error(transparent)]
@@ -506,7 +508,8 @@ impl Links {
                 self.given_up.append(&mut peer.waiting);
             }
         }
-        if let Broken::System(error) = reason
+        // Of its own: what a peer gives says nothing about others.
+        if let Broken::NoMemory(error) = reason
             && matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
             && std::mem::take(&mut self.usable)
         {

@@ -327,3 +327,57 @@ fn nobody_speaks_for_an_address_of_another_host() {
         assert_eq!(peer.hear().is_some(), believed, "{address:?}");
     }
 }
+
+/// What it gives cannot be mapped: it opened the memory for reading only, or sealed it.
+#[test]
+fn a_peer_that_gives_memory_of_no_use_has_others_linked_all_the_same() {
+    let called = Called::new(PeerMemoryPolicy::Auto);
+    let sealed = || {
+        let arena_fd = segment::file(c"test", 1 << 20).unwrap();
+        let seal = libc::F_SEAL_FUTURE_WRITE;
+        // SAFETY: takes integers only.
+        assert_eq!(unsafe { libc::fcntl(arena_fd.as_raw_fd(), libc::F_ADD_SEALS, seal) }, 0);
+        arena_fd
+    };
+    let read_only = |peer: &Peer| {
+        let path = format!("/proc/self/fd/{}", peer.arena_fd.as_raw_fd());
+        std::fs::File::open(path).unwrap().into()
+    };
+    for name in [1, 2] {
+        let (mut peer, ..) = Peer::knock(called.at, name);
+        peer.arena_fd = if name == 1 { sealed() } else { read_only(&peer) };
+        let hello = Hello { engine: [name; 16], gid: own_gid(), proof_addr: 0 };
+        peer.say(Message::Hello(hello), &[&peer.arena_fd]);
+        assert!(peer.hear().is_none(), "it is no peer");
+        assert!(called.engine.enter().unwrap().links.usable);
+    }
+}
+
+/// One that began an access later, for which another call waits, has time for it.
+#[test]
+fn who_was_not_seen_in_an_access_is_not_cut_off_for_it() {
+    let called = Called::new(PeerMemoryPolicy::Auto);
+    let stopped = Peer::linked(&called, 1);
+    let enter = |peer: &Peer| peer.arena.write(GUARD_AT, &1u32.to_ne_bytes()).unwrap();
+    let busy = Peer::linked(&called, 2);
+    let end = Instant::now() + PATIENCE;
+    while called.links() < 2 {
+        assert!(Instant::now() < end, "no second link");
+    }
+    let regions = [called.region(), called.region()];
+    let mut core = called.engine.enter().unwrap();
+    let now = core.now();
+    let mut seen = Vec::new();
+    for (peer, (_, region)) in [&stopped, &busy].into_iter().zip(&regions) {
+        seen.push(core.adapter.restless());
+        enter(peer);
+        core.adapter.dereg_mr(now, *region).unwrap();
+        assert!(!core.adapter.memory_is_quiet());
+    }
+    core.cut_restless(&seen[1]);
+    assert_eq!(core.links.by_link.len(), 1);
+    drop(core);
+    assert!(stopped.hear().is_none());
+    busy.arena.write(GUARD_AT, &2u32.to_ne_bytes()).unwrap();
+    assert!(called.engine.enter().unwrap().adapter.memory_is_quiet());
+}

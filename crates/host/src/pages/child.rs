@@ -6,18 +6,18 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::fs::File;
-use std::os::fd::IntoRawFd;
+use std::os::fd::{IntoRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use libc::{c_int, c_void};
 
 use super::convert::{each_present, move_mapping};
 use super::{ANY, NAME, REGISTRY};
 use crate::mapped::{Mapping, page_size};
-use crate::sys;
+use crate::{fork, sys};
 
 /// Bytes of the list of mappings that are read at once; longer lines are of no mapping of ours.
 const TEXT: usize = 8192;
@@ -42,8 +42,42 @@ static SIGN: u8 = 0;
 static PROC: AtomicI32 = AtomicI32::new(-1);
 
 /// Descriptors that are given up where there can be no more: by a process that forks for the ends of a pipe,
-/// which take their places afterwards, and by a child to open the list of mappings.
-static SPARES: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+/// which take their places afterwards, and by a child to open the list of mappings. They are ends of pipes:
+/// nobody else has those open.
+static SPARES: [Spare; 2] = [const { Spare::none() }; 2];
+
+/// Used by the thread that forks.
+struct Spare {
+    /// -1: there is none.
+    fd: AtomicI32,
+    /// Of the open file ([`fork::identity`]): the program may have closed it, and have another one by its
+    /// number.
+    identity: AtomicU64,
+}
+
+impl Spare {
+    const fn none() -> Self {
+        Self { fd: AtomicI32::new(-1), identity: AtomicU64::new(0) }
+    }
+
+    /// Keeps a descriptor, if there is none.
+    fn keep(&self, fd: c_int) -> bool {
+        let is_free = self.fd.load(Ordering::Relaxed) < 0;
+        if is_free {
+            self.identity.store(fork::identity(fd).unwrap_or(0), Ordering::Relaxed);
+            self.fd.store(fd, Ordering::Relaxed);
+        }
+        is_free
+    }
+
+    /// Closes it, if it is still there; whether it was.
+    fn give_up(&self) -> bool {
+        let fd = self.fd.swap(-1, Ordering::Relaxed);
+        let is_ours = fork::identity(fd) == Some(self.identity.load(Ordering::Relaxed));
+        // SAFETY: a descriptor of our own.
+        is_ours && unsafe { libc::close(fd) == 0 }
+    }
+}
 
 /// Held by the thread that forks.
 static TURN: Turn = Turn(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
@@ -63,9 +97,11 @@ pub(super) fn watch() {
         if let Ok(proc) = options.open("/proc").and_then(sys::above_standard) {
             PROC.store(proc.into_raw_fd(), Ordering::Release);
         }
-        for spare in &SPARES {
-            if let Ok(null) = File::open("/dev/null").and_then(sys::above_standard) {
-                spare.store(null.into_raw_fd(), Ordering::Release);
+        if let Ok((one, other)) = std::io::pipe() {
+            for fd in [OwnedFd::from(one), OwnedFd::from(other)] {
+                if let Ok(fd) = sys::above_standard_fd(fd) {
+                    keep_spare(fd.into_raw_fd());
+                }
             }
         }
         // SAFETY: the handlers are functions of the required type, which live as long as the program.
@@ -102,19 +138,19 @@ fn open_pipe(ends: &mut [c_int; 2]) -> bool {
 
 /// Closes the spare descriptors; whether there were any.
 fn give_up_spares() -> bool {
-    SPARES.iter().fold(false, |any, spare| {
-        let fd = spare.swap(-1, Ordering::AcqRel);
-        // SAFETY: a descriptor of our own.
-        any | (fd >= 0 && unsafe { libc::close(fd) == 0 })
-    })
+    SPARES.iter().fold(false, |any, spare| any | spare.give_up())
+}
+
+/// The spare descriptors.
+#[cfg(test)]
+pub(super) fn spares() -> Vec<c_int> {
+    SPARES.iter().map(|spare| spare.fd.load(Ordering::Relaxed)).collect()
 }
 
 /// Keeps a descriptor as a spare one, where one is missing.
 fn keep_spare(fd: c_int) {
-    let order = (Ordering::AcqRel, Ordering::Acquire);
-    if !SPARES.iter().any(|spare| spare.compare_exchange(-1, fd, order.0, order.1).is_ok()) {
-        // SAFETY: a descriptor of our own.
-        unsafe { libc::close(fd) };
+    if !SPARES.iter().any(|spare| spare.keep(fd)) {
+        close(fd);
     }
 }
 

@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::ptr;
 
+use super::Gap;
+use super::still::Turn;
 use crate::mapped::page_size;
 
 /// `/proc/self/pagemap` says of a page that it is in memory, or swapped out.
@@ -50,18 +52,26 @@ impl Mapped {
         self.at.cast()
     }
 
-    /// Moves it to `start`, in the place of what is there.
-    ///
-    /// # Safety
-    ///
-    /// The pages there have the same bytes, and nobody relies on which pages they are.
-    unsafe fn put(self, start: usize) -> io::Result<()> {
-        // SAFETY: the source is a mapping of our own; of the target the caller says that it may be replaced.
-        if !unsafe { move_mapping(self.at, self.len, start) } {
-            return Err(io::Error::last_os_error());
+    /// Moves it to `start`, in the place of what is there, after a copy; nobody writes there meanwhile.
+    /// `pagemap` says which pages hold something, unless they have a file.
+    fn replace(&self, start: usize, pagemap: Option<&File>) -> io::Result<()> {
+        let copy = |from: usize, bytes: usize| {
+            let source = ptr::with_exposed_provenance::<u8>(start + from);
+            // SAFETY: the list of mappings says that the program may read all of these pages, which it
+            // vouches for as registered memory; the target is a mapping of the same length that nobody else
+            // knows.
+            unsafe { ptr::copy_nonoverlapping(source, self.addr().add(from), bytes) };
+        };
+        match pagemap {
+            Some(pagemap) => touched(pagemap, start, self.len, copy)?,
+            None => each_present(start, self.len, |at| copy(at - start, page_size())),
         }
-        std::mem::forget(self);
-        Ok(())
+        // SAFETY: the source is a mapping of our own. The target has the same bytes, and the program's
+        // registration says that it may be replaced; engines hold still.
+        match unsafe { move_mapping(self.at, self.len, start) } {
+            true => Ok(()),
+            false => Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -86,47 +96,29 @@ impl Drop for Mapped {
     }
 }
 
-/// Replaces `len` bytes of whole pages at `start`, which the program has registered, by those of a file of
-/// zeros, after a copy. Pages that were never touched stay so. `private`: they have no file now, else one of
-/// ours. How many bytes were replaced: piece by piece, so that no more than a piece is there twice.
-pub(super) fn replace(
-    file: &OwnedFd,
-    start: usize,
-    len: usize,
-    private: bool,
-) -> io::Result<usize> {
+/// Replaces whole pages, which the program has registered, by those of a file of zeros, after a copy. Pages
+/// that were never touched stay so. How many bytes were replaced: piece by piece, so that no more than one is
+/// there twice, and that engines do not hold still for long.
+pub(super) fn replace(file: &OwnedFd, gap: Gap, turn: &Turn) -> io::Result<usize> {
+    let Gap { start, end, private } = gap;
     let pagemap = private.then(|| File::open("/proc/self/pagemap")).transpose()?;
+    let len = end - start;
     for done in (0..len).step_by(PIECE) {
-        match replace_piece(file, start, (done, PIECE.min(len - done)), pagemap.as_ref()) {
+        let replace = || {
+            // A program may have functions of its own in the place of those that map memory and undo it,
+            // and these may enter engines: so that is done before and behind.
+            let staged = Mapped::part_of(file, done, PIECE.min(len - done))?;
+            let mut outcome = Ok(());
+            turn.hold_all(&mut || outcome = staged.replace(start + done, pagemap.as_ref()));
+            outcome.map(|()| std::mem::forget(staged))
+        };
+        match replace() {
             Err(error) if done == 0 => return Err(error),
             Err(_) => return Ok(done),
             Ok(()) => {}
         }
     }
     Ok(len)
-}
-
-/// `pagemap` says which pages hold something, unless they have a file.
-fn replace_piece(
-    file: &OwnedFd,
-    start: usize,
-    (offset, len): (usize, usize),
-    pagemap: Option<&File>,
-) -> io::Result<()> {
-    let staged = Mapped::part_of(file, offset, len)?;
-    let start = start + offset;
-    let copy = |from: usize, bytes: usize| {
-        let source = ptr::with_exposed_provenance::<u8>(start + from);
-        // SAFETY: the list of mappings says that the program may read all of these pages, which it vouches
-        // for as registered memory; the target is a mapping of the same length that nobody else knows.
-        unsafe { ptr::copy_nonoverlapping(source, staged.at.cast::<u8>().add(from), bytes) };
-    };
-    match pagemap {
-        Some(pagemap) => touched(pagemap, start, len, copy)?,
-        None => each_present(start, len, |at| copy(at - start, page_size())),
-    }
-    // SAFETY: the bytes are those that the program had there, whose registration says that this may be done.
-    unsafe { staged.put(start) }
 }
 
 /// Calls `visit` with offset and length of each run of pages that hold something.

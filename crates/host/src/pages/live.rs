@@ -25,11 +25,17 @@ impl Live {
         }
     }
 
-    /// The parts of the pages from `start` to `end` in which nothing is registered, in order.
-    pub(super) fn gaps(&self, start: usize, end: usize) -> Vec<(usize, usize)> {
-        let meets = |&&(_, from, to): &&(u64, usize, usize)| from < end && start < to;
-        let mut taken: Vec<_> =
-            self.all.iter().filter(meets).map(|&(_, from, to)| (from, to)).collect();
+    /// The parts of the pages from `start` to `end` in which nothing is registered, nor any of `others` lies,
+    /// in order.
+    pub(super) fn gaps(
+        &self,
+        start: usize,
+        end: usize,
+        others: &[(usize, usize)],
+    ) -> Vec<(usize, usize)> {
+        let registered = self.all.iter().map(|&(_, from, to)| (from, to));
+        let meets = |&(from, to): &(usize, usize)| from < end && start < to;
+        let mut taken: Vec<_> = registered.chain(others.iter().copied()).filter(meets).collect();
         taken.sort_unstable();
         let (mut gaps, mut at) = (Vec::new(), start);
         for (from, to) in taken {
@@ -52,17 +58,18 @@ mod tests {
     #[test]
     fn gaps_are_what_no_registration_touches() {
         let mut live = Live::default();
-        assert_eq!(live.gaps(10, 20), [(10, 20)]);
+        assert_eq!(live.gaps(10, 20, &[]), [(10, 20)]);
         let one = live.add(12, 14);
         let two = live.add(13, 16);
         live.add(19, 30);
-        assert_eq!(live.gaps(10, 20), [(10, 12), (16, 19)]);
-        assert_eq!(live.gaps(12, 16), []);
+        assert_eq!(live.gaps(10, 20, &[]), [(10, 12), (16, 19)]);
+        assert_eq!(live.gaps(12, 16, &[]), []);
+        assert_eq!(live.gaps(10, 20, &[(17, 18), (20, 22)]), [(10, 12), (16, 17), (18, 19)]);
         live.remove(one);
-        assert_eq!(live.gaps(10, 20), [(10, 13), (16, 19)]);
+        assert_eq!(live.gaps(10, 20, &[]), [(10, 13), (16, 19)]);
         live.remove(two);
-        assert_eq!(live.gaps(0, 19), [(0, 19)]);
+        assert_eq!(live.gaps(0, 19, &[]), [(0, 19)]);
         live.add(0, usize::MAX);
-        assert_eq!(live.gaps(40, 50), []);
+        assert_eq!(live.gaps(40, 50, &[]), []);
     }
 }

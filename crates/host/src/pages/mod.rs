@@ -14,11 +14,13 @@
 mod child;
 mod convert;
 mod live;
+mod still;
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -29,9 +31,12 @@ use quipu_nic::MrId;
 
 use self::convert::Mapped;
 use self::live::Live;
+use self::still::Turn;
 use crate::link::segment::{self, LIST_BYTES, Writers};
 use crate::mapped::{self, Mapping};
 use crate::sys;
+
+pub(crate) use self::still::{Member, Still, turn};
 
 /// What the names of the files begin with.
 const NAME: &str = "quipu-pages";
@@ -70,7 +75,8 @@ struct Range {
     id: u32,
     start: usize,
     end: usize,
-    file: OwnedFd,
+    /// Closed if it is still there.
+    file: ManuallyDrop<OwnedFd>,
     inode: u64,
     /// Registrations.
     users: usize,
@@ -91,7 +97,7 @@ impl Drop for Shared {
         // In a child of fork it is the parent's.
         if current().is_some_and(|registry| ptr::eq(registry, self.registry)) {
             let gone = self.registry.lock().release(&self.ids, self.live);
-            for range in gone.iter().filter(|range| range.own) {
+            for range in gone.iter().filter(|range| range.own && range.has_file()) {
                 // Peers may have it mapped for as long as they have nothing to do with this process.
                 let _ = sys::punch_hole(&range.file, (range.end - range.start) as u64);
             }
@@ -131,6 +137,7 @@ impl SharedRegions {
     /// Keeps a region's share, instead of the one that it had: `None` once it is not registered any more.
     pub(crate) fn keep(&self, region: MrId, shared: Option<Shared>) {
         let Some(by_region) = &self.by_region else { return };
+        let _turn = turn();
         let mut by_region = by_region.lock().unwrap_or_else(PoisonError::into_inner);
         match shared {
             Some(shared) => by_region.insert(region, shared),
@@ -155,15 +162,21 @@ fn share(addr: usize, len: u64, possible: bool) -> Option<Shared> {
     let last = addr.saturating_add(usize::try_from(len).unwrap_or(usize::MAX));
     let unwilling = |error| tracing::debug!(%error, addr, len, "pages are not shared");
     let registry = registry().map_err(unwilling).ok()?;
-    let mut books = registry.lock();
+    let turn = turn();
     let (start, end) = (addr.checked_next_multiple_of(page).unwrap_or(last), last / page * page);
     let ids = match possible && start < end {
-        true => books.share(start, end).map_err(unwilling).unwrap_or_default(),
+        true => registry.share(start, end, &turn).map_err(unwilling).unwrap_or_default(),
         false => Vec::new(),
     };
-    let live =
-        books.live.add(addr / page * page, last.checked_next_multiple_of(page).unwrap_or(last));
+    let (start, end) = whole_pages((addr, last));
+    let live = registry.lock().live.add(start, end);
     Some(Shared { registry, ids, live: Some(live) })
+}
+
+/// The pages in which something lies.
+fn whole_pages((start, end): (usize, usize)) -> (usize, usize) {
+    let page = mapped::page_size();
+    (start / page * page, end.checked_next_multiple_of(page).unwrap_or(end))
 }
 
 /// Zeros that peers may map as long as they live.
@@ -219,6 +232,44 @@ impl Registry {
     fn lock(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Makes ranges of what is not in one yet; the numbers of all that the pages from `start` to `end` lie
+    /// in.
+    fn share(&self, start: usize, end: usize, turn: &Turn) -> io::Result<Vec<u32>> {
+        let places = turn.places().chain([still::place_of(self)]).map(whole_pages);
+        let Plan { mut ids, gaps } = self.lock().plan(start, end, &places.collect::<Vec<_>>())?;
+        for gap in gaps {
+            match self.convert(gap, turn) {
+                Ok(id) => ids.push(id),
+                Err(error) => tracing::debug!(%error, ?gap, "pages are not shared"),
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Makes a range of private pages, or of ones that a registration left shared, with one user. The books
+    /// are open meanwhile: who has an engine's lock may want to see them.
+    fn convert(&self, gap: Gap, turn: &Turn) -> io::Result<u32> {
+        let file = self.lock().file_to_convert(gap.end - gap.start)?;
+        let replaced = convert::replace(&file, gap, turn)?;
+        self.lock().converted((gap.start, gap.start + replaced), file)
+    }
+}
+
+/// What is to be done to share pages.
+struct Plan {
+    /// The ranges in which some lie, each with a user more.
+    ids: Vec<u32>,
+    gaps: Vec<Gap>,
+}
+
+/// Pages that are in no range, and can be.
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    start: usize,
+    end: usize,
+    /// Whether they have no file: else they have one of ours.
+    private: bool,
 }
 
 /// A part of a registration that can be shared.
@@ -231,9 +282,8 @@ enum Part {
 }
 
 impl Books {
-    /// Makes ranges of what is not in one yet; the numbers of all that the pages from `start` to `end` lie
-    /// in.
-    fn share(&mut self, start: usize, end: usize) -> io::Result<Vec<u32>> {
+    /// What is to be done to share the pages from `start` to `end`, but for those of `places`.
+    fn plan(&mut self, start: usize, end: usize, places: &[(usize, usize)]) -> io::Result<Plan> {
         let list = BufReader::with_capacity(64 << 10, File::open("/proc/self/maps")?);
         // To count them all takes time where there are many.
         let counts = self.made >= MAX_MAPPINGS;
@@ -242,7 +292,7 @@ impl Books {
             self.made = ours;
         }
         self.forget_replaced(&parts, start, end);
-        let mut ids = Vec::new();
+        let (mut ids, mut gaps) = (Vec::new(), Vec::new());
         for part in parts {
             let (start, end, private) = match part {
                 Part::Private { start, end } => (start, end, true),
@@ -256,12 +306,8 @@ impl Books {
                     }
                 }
             };
-            for (start, end) in self.live.gaps(start, end) {
-                match self.convert(start, end, private) {
-                    Ok(id) => ids.push(id),
-                    Err(error) => tracing::debug!(%error, ?part, "pages are not shared"),
-                }
-            }
+            let found = self.live.gaps(start, end, places).into_iter();
+            gaps.extend(found.map(|(start, end)| Gap { start, end, private }));
         }
         ids.sort_unstable();
         ids.dedup();
@@ -269,7 +315,7 @@ impl Books {
             range.users += 1;
         }
         self.show();
-        Ok(ids)
+        Ok(Plan { ids, gaps })
     }
 
     /// Forgets ranges where the program has mapped something else since, if only in part.
@@ -282,16 +328,21 @@ impl Books {
         self.ranges.retain(is_there);
     }
 
-    /// Makes a range of private pages, or of ones that a registration left shared.
-    fn convert(&mut self, start: usize, end: usize, private: bool) -> io::Result<u32> {
+    /// A file for pages that are to be replaced.
+    fn file_to_convert(&self, len: usize) -> io::Result<OwnedFd> {
         if self.made >= MAX_MAPPINGS {
             let many = "there are as many mappings of shared pages as there can be";
             return Err(io::Error::other(many));
         }
-        let file = self.file(end - start)?;
-        let replaced = convert::replace(&file, start, end - start, private)?;
+        self.file(len)
+    }
+
+    /// Takes note of pages that were replaced, with one user.
+    fn converted(&mut self, place: (usize, usize), file: OwnedFd) -> io::Result<u32> {
         self.made += 1;
-        self.add((start, start + replaced), file, 0, false)
+        let id = self.add(place, file, 1, false)?;
+        self.show();
+        Ok(id)
     }
 
     /// Makes a range of new pages, with one user.
@@ -327,7 +378,7 @@ impl Books {
     ) -> io::Result<u32> {
         let inode = segment::settled(&file)?.inode;
         self.last_id = self.last_id.wrapping_add(1);
-        let id = self.last_id;
+        let (id, file) = (self.last_id, ManuallyDrop::new(file));
         self.ranges.push(Range { id, start, end, file, inode, users, own });
         Ok(id)
     }
@@ -355,7 +406,22 @@ impl Books {
     }
 }
 
+impl Drop for Range {
+    fn drop(&mut self) {
+        if self.has_file() {
+            // SAFETY: nobody uses it any more.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        }
+    }
+}
+
 impl Range {
+    /// Whether the file is still there. A program that has closed what it does not know may have one of its
+    /// own by its number.
+    fn has_file(&self) -> bool {
+        segment::settled(&self.file).is_ok_and(|found| found.inode == self.inode)
+    }
+
     /// Whether a part shows those pages of the file that belong there.
     fn holds(&self, part: Part) -> bool {
         let Part::Ours { start, end, inode, offset } = part else { return false };

@@ -166,6 +166,45 @@ fn what_is_registered_already_stays_as_it_is() {
     drop(shared);
 }
 
+/// Other threads wait for them while pages are replaced.
+#[test]
+fn what_this_is_kept_in_stays_as_it_is() {
+    let own = turn().places().last().unwrap();
+    for (from, to) in [own, still::place_of(registry().unwrap())] {
+        let (start, end) = whole_pages((from, to));
+        let shared = share(start, (end - start) as u64, true).unwrap();
+        let books = registry().unwrap().lock();
+        let covers = |range: &Range| range.start < to && range.end > from;
+        assert!(!books.ranges.iter().any(covers));
+        drop(books);
+        drop(shared);
+    }
+}
+
+/// Something that gives memory back under its lock.
+struct Giving(Mutex<Option<Segment>>);
+
+impl Still for Giving {
+    fn hold(&self, act: &mut dyn FnMut()) {
+        drop(self.0.lock().unwrap().take());
+        act();
+    }
+}
+
+#[test]
+fn memory_can_be_given_back_while_pages_are_to_be_replaced() {
+    let given = allocate(mapped::page_size()).unwrap();
+    let giving = Arc::new(Giving(Mutex::new(Some(given))));
+    let held: Arc<dyn Still> = Arc::<Giving>::clone(&giving);
+    let member = Member::new(&held, [(0, 0); 2]);
+    let memory = Memory::of(2);
+    let shared = memory.share();
+    assert_eq!(memory.listed(), [(0, 2, 0)]);
+    assert!(giving.0.lock().unwrap().is_none());
+    drop((shared, member));
+    assert!(turn().places().all(|place| place != (0, 0)), "it need not hold still any more");
+}
+
 /// The list must not name pages for which the program has put others in place.
 #[test]
 fn a_range_that_was_replaced_in_part_is_not_listed() {
@@ -342,6 +381,56 @@ fn a_child_does_as_it_likes(prepare: impl FnOnce()) {
     assert_eq!(said, [1], "it sees what was there when it began, and nothing is registered");
     assert!((0..39).all(|page| memory.get(page) == 2), "nor is what it writes seen");
     drop(shares);
+}
+
+/// As programs do that close all that they do not know.
+#[test]
+fn a_file_of_the_program_that_has_the_number_of_shared_pages_keeps_its_contents() {
+    const TEST: &str = "pages::tests::\
+        a_file_of_the_program_that_has_the_number_of_shared_pages_keeps_its_contents";
+    if !is_alone(TEST) {
+        return;
+    }
+    let memory = allocate(mapped::page_size()).unwrap();
+    let number = registry().unwrap().lock().ranges[0].file.as_raw_fd();
+    let path = std::env::temp_dir().join(format!("quipu-pages-{}", std::process::id()));
+    std::fs::write(&path, [7; 10_000]).unwrap();
+    let file = File::options().write(true).open(&path).unwrap();
+    // SAFETY: takes integers; what had the number is closed, as a program may do that knows no better.
+    assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
+    drop(memory);
+    let found = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(found == [7; 10_000]);
+}
+
+#[test]
+fn a_file_of_the_program_that_has_the_number_of_a_spare_descriptor_stays_open() {
+    const TEST: &str = "pages::tests::\
+        a_file_of_the_program_that_has_the_number_of_a_spare_descriptor_stays_open";
+    if !is_alone(TEST) {
+        return;
+    }
+    let memory = Memory::of(1);
+    let shared = memory.share();
+    let theirs = File::open("/proc/self/stat").unwrap();
+    for number in child::spares() {
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::dup2(theirs.as_raw_fd(), number) }, number);
+    }
+    let numbers = child::spares();
+    // SAFETY: the child makes system calls only, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let is_open = |&number: &i32| crate::fork::identity(number).is_some();
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!numbers.iter().all(is_open))) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for a child of our own.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child has lost its files");
+    drop(shared);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use quipu_host::packet::{self, LinkSpec, PacketLink};
 
 use super::peer;
 use super::space::inside;
+use super::tap;
 
 /// A number that no account has.
 const SOMEBODY: u32 = 61_003;
@@ -19,14 +20,14 @@ fn open(spec: &str) -> Box<dyn PacketLink> {
     packet::open(&spec.parse().unwrap()).unwrap()
 }
 
-/// Whether a user may make user namespaces here.
+/// Whether a user may make user namespaces here, and TAP devices in them.
 fn possible() -> bool {
     let possible = Command::new("unshare").args(["-rn", "true"]).output();
     let possible = possible.is_ok_and(|output| output.status.success());
     if !possible {
         println!("SKIPPED: no user namespaces here");
     }
-    possible
+    possible && tap::possible()
 }
 
 #[test]

@@ -94,8 +94,9 @@ impl<P: Probe> Adapter<P> {
         let flow = added?;
         let segment = self.segment();
         let members = self.hub.groups.entry(segment).or_default();
-        if !members.contains(&id) {
-            members.push(id);
+        let member = (id, Gid::from(segment));
+        if !members.contains(&member) {
+            members.push(member);
         }
         Ok(flow)
     }
@@ -113,7 +114,7 @@ impl<P: Probe> Adapter<P> {
             return Ok(false);
         }
         let segment = self.segment();
-        self.leave_group(qp, segment)
+        self.leave_group(qp, segment, Gid::from(segment))
     }
 
     /// Gives a frame to the queue pairs that rules steer it to.

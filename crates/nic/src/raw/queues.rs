@@ -13,8 +13,8 @@ use crate::probe::{Probe, Stage};
 use crate::qp::{Qp, pd_number};
 use crate::queue::Receive;
 use crate::types::{
-    Completion, CqId, PdId, QpCap, QpId, QpInit, QpNum, QpState, QpType, SrqId, TableId, WcOpcode,
-    WcStatus, WqState,
+    Completion, CqId, PdId, QpCap, QpId, QpInit, QpNum, QpState, QpType, SrqId, TableId, Time,
+    TimeSource, WcOpcode, WcStatus, WqState,
 };
 
 /// Entries that a table has at most.
@@ -90,7 +90,8 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// It is no work queue, or is in error and asked to be ready.
-    pub fn modify_wq(&mut self, id: SrqId, to: WqState) -> Result<(), Fault> {
+    pub fn modify_wq(&mut self, now: Time, id: SrqId, to: WqState) -> Result<(), Fault> {
+        self.hub.now = now;
         let wq = self.wq(id)?;
         match (wq.state, to) {
             (from, to) if from == to => return Ok(()),
@@ -120,7 +121,7 @@ impl<P: Probe> Adapter<P> {
         let ids: Vec<SrqId> = srqs.filter(|(_, srq)| ready(srq)).map(|(id, _)| id).collect();
         for id in ids {
             // It is one that may go there.
-            let _ = self.modify_wq(id, WqState::Err);
+            let _ = self.modify_wq(self.hub.now, id, WqState::Err);
         }
     }
 
@@ -141,13 +142,21 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// It is in RESET, or as [`post_srq_recv`](Self::post_srq_recv).
-    pub fn post_wq_recv(&mut self, id: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), Fault> {
-        let state = self.wq(id)?.state;
+    pub fn post_wq_recv(
+        &mut self,
+        now: impl TimeSource,
+        id: SrqId,
+        wr_id: u64,
+        sges: &[Sge],
+    ) -> Result<(), Fault> {
+        let WorkQueue { state, cq } = *self.wq(id)?;
         if state == WqState::Reset {
             return Err(Fault::WrongState);
         }
-        self.post_srq_recv(id, wr_id, sges)?;
+        // Nobody waits for its receives.
+        self.post_srq_recv(self.hub.now, id, wr_id, sges)?;
         if state == WqState::Err {
+            self.hub.now = now.time(self.hub.is_timed(cq));
             flush(&mut self.hub, id);
         }
         Ok(())

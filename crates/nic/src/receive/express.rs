@@ -106,7 +106,7 @@ pub(crate) fn take<P: Probe>(
     let placed = place(qp, hub, &header, |qp, hub, finish| {
         hub.counters.count_completion(WcStatus::Success);
         let src_qp = QpNum(qp.attr.dest_qp_num);
-        responder::count_receive(qp, hub, finish);
+        responder::count_receive(qp, hub, finish.opcode, finish.byte_len);
         taker(&responder::describe(qp, finish, src_qp, None));
         handed_out = true;
         Ok(())

@@ -13,6 +13,7 @@ use crate::connect::Phase;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::responder;
+use crate::stream::sink_of;
 use crate::types::{Access, ConnId, SendOp, Time};
 
 /// Less is not worth a list.
@@ -98,7 +99,7 @@ fn find<P: Probe>(qp: &Qp, hub: &Hub<P>, places: &mut Vec<(usize, usize)>) -> Op
             let position = oldest_unanswered(qp)?;
             let wqe = qp.sq.wqe(position);
             let is_due = matches!(wqe.op, SendOp::Read { .. })
-                && stag.0 == position
+                && stag == sink_of(position)
                 && to == u64::from(wqe.placed)
                 && count as u64 <= u64::from(wqe.length - wqe.placed);
             if !is_due {

@@ -12,6 +12,7 @@ use crate::plain;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp, rnr_timer_ns};
 use crate::requester;
+use crate::stream::sink_of;
 use crate::types::{SendOp, WcStatus};
 
 /// Takes the acknowledgement that travels with a message, whether or not there is a receive for that.
@@ -105,7 +106,7 @@ pub(super) fn read_response<P: Probe>(
     if !matches!(wqe.op, SendOp::Read { .. }) {
         return Err(UNASKED);
     }
-    if stag != position {
+    if stag != sink_of(position).0 {
         return Err(End::Nonsense(RemoteFault::InvalidStag));
     }
     let placed = wqe.placed.wrapping_add(payload.len() as u32);

@@ -7,7 +7,7 @@ use quipu_mem::Regions;
 use super::ROOM_BYTES;
 use super::stream::{Step, answer_piece, say};
 use crate::plain::Gate;
-use crate::stream::{Answer, StreamPath};
+use crate::stream::{Answer, StreamPath, Turn};
 
 /// Answers of so many bytes in all are given yet: a card has given what was asked before. Who asked for more
 /// repeats it in vain.
@@ -41,7 +41,10 @@ impl LastWords {
             // The initiator has said nothing yet, so that it cannot be told either.
             return words;
         }
-        words.answer(stream, regions, num);
+        // Nor may an answer cut a Write that will never end.
+        if stream.must_go_on() != Some(Turn::Request) {
+            words.answer(stream, regions, num);
+        }
         if let Some(terminate) = stream.terminate.take() {
             let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
             words.write(ROOM_BYTES, |out| stream.tx.whole(&mut msg, out, &terminate));

@@ -19,7 +19,7 @@ use crate::qp::{Path, Qp};
 use crate::queue::{SendQueue, SendWqe};
 use crate::requester;
 use crate::responder::{self, Refusal};
-use crate::stream::{Answer, Body, Outgoing, StreamPath, Turn};
+use crate::stream::{Answer, Body, Outgoing, StreamPath, Turn, sink_of};
 use crate::types::{Access, Flush, SendFlags, SendOp, WcStatus};
 
 use super::Gather;
@@ -96,14 +96,16 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
     }
     match stream.must_go_on() {
         // If it has failed in its middle it never does, and nothing has to wait for it.
-        Some(Turn::Request) if qp.requester.failing.is_none() => {
+        Some(Turn::Request) if qp.requester.failing.is_none() && answers_tagged(stream) => {
             return request(qp, hub, out, gather);
         }
-        Some(Turn::Answer) => return answer(qp, hub, out, gather),
+        Some(Turn::Answer) if begins_tagged(&qp.sq, qp.requester.stage) => {
+            return answer(qp, hub, out, gather);
+        }
         _ => {}
     }
-    stream.answers_turn = !stream.answers_turn;
-    if stream.answers_turn {
+    let answers_turn = !stream.answers_turn;
+    let done = if answers_turn {
         match answer(qp, hub, out, gather) {
             Step::Nothing => request(qp, hub, out, gather),
             done => done,
@@ -113,7 +115,27 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
             Step::Nothing => answer(qp, hub, out, gather),
             done => done,
         }
+    };
+    // Whoever had no room keeps its turn: it would miss each one where the room is for one piece at a time.
+    if let (Step::Wrote(_), Path::Stream(stream)) = (&done, &mut qp.path) {
+        stream.answers_turn = answers_turn;
     }
+    done
+}
+
+/// Whether the answer that comes next is a tagged message.
+fn answers_tagged(stream: &StreamPath) -> bool {
+    matches!(stream.answers.front(), Some(Answer::Read { .. }))
+}
+
+/// Whether the message that comes next in the send queue, number `stage` of its request, is a tagged one.
+fn begins_tagged(sq: &SendQueue, stage: u32) -> bool {
+    sq.has_waiting()
+        && match sq.wqe(sq.next) {
+            SendWqe { op: SendOp::Write { .. } | SendOp::AtomicWrite { .. }, .. } => true,
+            SendWqe { op: SendOp::WriteImm { .. }, length, .. } => stage == 0 && *length > 0,
+            _ => false,
+        }
 }
 
 /// Whether an acknowledgement is due that travels with the message which comes next.
@@ -267,8 +289,7 @@ fn whole(
     tx.segment(&mut outgoing.msg, out, payload.wire_len() as u32, |place| payload.emit(place))
 }
 
-/// Writes a read or atomic request. The sink named in it is a token and an offset in the message, so that
-/// the peer learns no key and the answer is checked against the request that is due.
+/// Writes a read or atomic request. The sink offset is that in the message.
 fn ask(
     tx: &mut Sender,
     outgoing: &mut Outgoing,
@@ -281,7 +302,7 @@ fn ask(
     match op {
         SendOp::Read { addr, rkey } => {
             let request = ReadRequest {
-                sink_stag: Stag(position),
+                sink_stag: sink_of(position),
                 sink_to: 0,
                 size,
                 source_stag: Stag(rkey),

@@ -76,7 +76,7 @@ fn receives_of_a_shared_queue_are_its_own_while_somebody_takes_them() {
     let srq = pair.hosts[1].adapter.create_srq(pd, 16, 2, 0).unwrap();
     let qps = [pair.hosts[0].qp(), pair.hosts[1].qp_with(|init| init.srq = Some(srq))];
     let to = pair.buffer(1, 64);
-    pair.hosts[1].adapter.post_srq_recv(srq, 5, &[to.sge(0, 8)]).unwrap();
+    pair.hosts[1].adapter.post_srq_recv(pair.now, srq, 5, &[to.sge(0, 8)]).unwrap();
     assert_eq!(naming(&pair, to.key()), []);
     pair.connect(qps);
     assert_eq!(naming(&pair, to.key()), [(Whose::Shared(srq), 5)]);

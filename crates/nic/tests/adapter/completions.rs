@@ -1,6 +1,8 @@
 //! What programs see of completion queues beside completions: time stamps, events that are held back,
 //! queues that overrun. And atomic writes, which complete in a way of their own.
 
+use std::cell::Cell;
+
 use crate::pair::{Pair, WAYS, Way, connected};
 use quipu_nic::*;
 
@@ -49,12 +51,82 @@ fn completions_carry_the_time_at_which_they_were_made() {
     assert_eq!(pair.hosts[0].adapter.poll_cq_stamped(cq), Ok(None));
 }
 
+/// A clock that knows whether it was read.
+struct Watch {
+    now: Time,
+    read: Cell<bool>,
+}
+
+impl TimeSource for &Watch {
+    fn time(self, exact: bool) -> Time {
+        self.read.set(self.read.get() || exact);
+        self.now
+    }
+}
+
+/// To read the clock is a good part of what a small request takes.
+#[test]
+fn posts_read_the_clock_where_a_queue_keeps_the_time_and_nowhere_else() {
+    for kept in ["nothing", "stamps", "events"] {
+        let mut pair = Pair::new(Way::LinkMapped);
+        let (pd, cq) = (pair.hosts[0].pd, pair.hosts[0].cq);
+        let adapter = &mut pair.hosts[0].adapter;
+        match kept {
+            "stamps" => adapter.keep_stamps(cq).unwrap(),
+            "events" => adapter.moderate_cq(cq, 9, 1_000_000).unwrap(),
+            _ => {}
+        }
+        let srq = adapter.create_srq(pd, 8, 1, 0).unwrap();
+        let wq = adapter.create_wq(pd, cq, 8, 1).unwrap();
+        let shared = pair.hosts[0].qp_with(|init| init.srq = Some(srq));
+        let [mine, theirs, other] = [0, 1, 1].map(|host| pair.hosts[host].qp());
+        pair.connect([mine, theirs]);
+        pair.connect([shared, other]);
+        let (here, there) = (pair.buffer(0, 8), pair.buffer(1, 8));
+        let datagrams = pair.datagram_qp(0);
+        for qp in [theirs, other] {
+            pair.send(1, qp, 1, SendOp::Send, &[]);
+        }
+        pair.run();
+
+        let watch = Watch { now: pair.now, read: Cell::default() };
+        let read = |post: &str| assert_eq!(watch.read.take(), kept != "nothing", "{kept}, {post}");
+        let adapter = &mut pair.hosts[0].adapter;
+        adapter.post_recv(&watch, mine, 1, &[]).unwrap();
+        read("a receive that somebody waits for");
+        adapter.post_srq_recv(&watch, srq, 2, &[]).unwrap();
+        read("one of a shared queue");
+        let op = SendOp::Write { addr: there.addr(), rkey: there.key() };
+        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[here.sge(0, 8)]));
+        let wr = SendWr { wr_id: 3, to: To::Peer, op, flags, payload };
+        assert!(adapter.post_at_once(&watch, mine, &wr));
+        read("a write");
+        assert_eq!(adapter.doorbell_wants_time(mine), kept != "nothing");
+        assert_eq!(adapter.doorbell_wants_time(datagrams), kept != "nothing");
+        adapter.modify_wq(watch.now, wq, WqState::Err).unwrap();
+        adapter.post_wq_recv(&watch, wq, 4, &[]).unwrap();
+        read("a receive that is flushed by a work queue");
+        let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        adapter.modify_qp(watch.now, mine, &attr, QpAttrMask::STATE).unwrap();
+        adapter.post_recv(&watch, mine, 5, &[]).unwrap();
+        read("one that is flushed by a queue pair");
+        let done = pair.hosts[0].poll().iter().map(|wc| wc.wr_id).collect::<Vec<_>>();
+        assert_eq!(done, [1, 2, 3, 4, 5], "{kept}");
+
+        // Where nothing completes there is no time to keep.
+        let adapter = &mut pair.hosts[0].adapter;
+        adapter.post_srq_recv(&watch, srq, 6, &[]).unwrap();
+        adapter.post_recv(&watch, datagrams, 7, &[]).unwrap();
+        assert!(!watch.read.get());
+    }
+}
+
 /// A program looks, finds nothing, asks for an event and sleeps: what has come in between wakes it.
 #[test]
 fn an_event_tells_of_what_came_before_it_was_asked_for() {
     let (mut pair, qps, cq) = watched(32);
     let asked = |pair: &mut Pair| {
-        pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+        pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
         pair.run();
         told(pair)
     };
@@ -73,7 +145,7 @@ fn an_event_tells_of_what_came_before_it_was_asked_for() {
 fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
     let (mut pair, qps, cq) = watched(32);
     pair.hosts[0].adapter.moderate_cq(cq, 4, 2_000_000).unwrap();
-    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
     for wr_id in 0..3 {
         write(&mut pair, qps, wr_id);
     }
@@ -83,7 +155,7 @@ fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
     // The period of those is no business of the next.
     let until = pair.now.after(1_500_000);
     pair.run_until(until);
-    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
     write(&mut pair, qps, 4);
     let until = pair.now.after(1_000_000);
     pair.run_until(until);
@@ -91,8 +163,20 @@ fn events_come_with_the_last_of_so_many_or_when_the_period_is_over() {
     let until = pair.now.after(2_000_000);
     pair.run_until(until);
     assert_eq!(told(&mut pair), 1, "the period is over");
+    // It begins when the event is asked for, of what came long before, too.
+    let mut taken = [Completion::default(); 8];
+    assert_eq!(pair.hosts[0].adapter.poll_cq(cq, &mut taken), Ok(5));
+    write(&mut pair, qps, 6);
+    pair.now = pair.now.after(10_000_000);
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
+    for (ns, events) in [(1_000_000, 0), (2_000_000, 1)] {
+        let until = pair.now.after(ns);
+        pair.run_until(until);
+        assert_eq!(told(&mut pair), events);
+    }
+    assert_eq!(pair.hosts[0].adapter.poll_cq(cq, &mut taken), Ok(1));
     // Nothing is held back by a queue that is gone.
-    pair.hosts[0].adapter.req_notify_cq(cq, false).unwrap();
+    pair.hosts[0].adapter.req_notify_cq(pair.now, cq, false).unwrap();
     write(&mut pair, qps, 5);
     let now = pair.now;
     pair.hosts[0].adapter.destroy_qp(now, qps[0]).unwrap();

@@ -76,9 +76,9 @@ fn a_shared_receive_queue_has_a_protection_domain_of_its_own() {
             pair.connect(qps);
             let here = pair.buffer(0, 1 << 16);
             here.fill(0, b"shared");
-            let adapter = &mut pair.hosts[1].adapter;
-            adapter.post_srq_recv(srq, 5, &[shared.sge(0, 1 << 16)]).unwrap();
-            adapter.post_srq_recv(srq, 6, &[own.sge(0, 1 << 16)]).unwrap();
+            let (now, adapter) = (pair.now, &mut pair.hosts[1].adapter);
+            adapter.post_srq_recv(now, srq, 5, &[shared.sge(0, 1 << 16)]).unwrap();
+            adapter.post_srq_recv(now, srq, 6, &[own.sge(0, 1 << 16)]).unwrap();
             pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, len)]);
             pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, len)]);
             pair.run();

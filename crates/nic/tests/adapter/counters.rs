@@ -1,6 +1,6 @@
 //! What is counted of the work of queue pairs.
 
-use crate::pair::{Pair, WAYS, Way, connected};
+use crate::pair::{Pair, QKEY, WAYS, Way, connected};
 use quipu_nic::*;
 
 /// The counters of the only queue pair of a host.
@@ -93,4 +93,21 @@ fn refusals_are_counted_at_both_ends() {
         assert_eq!(adapter.counters().gone.requester.sends, 1);
         assert_eq!(adapter.counters().gone.requester.failed, 1);
     }
+}
+
+#[test]
+fn datagrams_count_the_same_at_both_ends() {
+    let mut pair = Pair::new(Way::Stream(usize::MAX));
+    let qps = [0, 1].map(|host| pair.datagram_qp(host));
+    let (here, there) = (pair.buffer(0, 64), pair.buffer(1, 256));
+    pair.recv(1, qps[1], 1, &[there.sge(0, 256)]);
+    let to = To::Datagram { ah: pair.ah(0), qpn: pair.number(1, qps[1]).0, qkey: QKEY };
+    let (op, flags, sges) = (SendOp::Send, SendFlags::empty(), [here.sge(0, 8)]);
+    let wr = SendWr { wr_id: 1, to, op, flags, payload: Payload::Sges(&sges) };
+    pair.send_datagram(0, qps[0], &wr).unwrap();
+    pair.run();
+    assert_eq!(pair.hosts[1].poll()[0].byte_len, 48, "with its route header");
+    let (sent, received) = (of(&pair, 0).requester, of(&pair, 1).responder);
+    assert_eq!((sent.sends, sent.bytes), (1, 8));
+    assert_eq!((received.receives, received.bytes_in), (1, 8));
 }

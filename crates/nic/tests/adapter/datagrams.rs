@@ -2,11 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::pair::{Buffer, Pair, Way};
+use crate::pair::{Buffer, Pair, QKEY, Way};
 use quipu_iwarp::wire::datagram::{self, Datagram};
 use quipu_nic::*;
 
-const QKEY: u32 = 0x1111_1111;
 /// Bytes of route header in front of each message.
 const GRH: usize = 40;
 
@@ -130,7 +129,7 @@ fn inline_payload_and_scattered_receives() {
         payload: Payload::Inline(b"inline"),
     };
     let cq = bench.pair.hosts[1].cq;
-    bench.pair.hosts[1].adapter.req_notify_cq(cq, true).unwrap();
+    bench.pair.hosts[1].adapter.req_notify_cq(bench.pair.now, cq, true).unwrap();
     bench.pair.send_datagram(0, bench.qps[0], &wr).unwrap();
     bench.pair.run();
     assert_eq!(bench.received()[0].byte_len, 46);
@@ -267,9 +266,14 @@ fn address_handles_are_checked_counted_and_not_needed_once_posted() {
         port_num: 1,
         ..AddressVector::default()
     };
-    for bad in [AddressVector { port_num: 2, ..good }, AddressVector { sgid_index: 4, ..good }] {
+    let to = |ip: &str| AddressVector { dgid: Gid::from(ip.parse::<IpAddr>().unwrap()), ..good };
+    let bad = [AddressVector { port_num: 2, ..good }, AddressVector { sgid_index: 4, ..good }];
+    // Nothing can be sent from an address of IPv4 to one of IPv6, but groups are known by both.
+    for bad in bad.into_iter().chain([to("fe80::1"), to("::")]) {
         assert!(matches!(host.adapter.create_ah(pd, &bad), Err(Fault::Invalid(_))));
     }
+    let group = host.adapter.create_ah(pd, &to("ff02::77")).unwrap();
+    host.adapter.destroy_ah(group).unwrap();
     let ah = host.adapter.create_ah(pd, &good).unwrap();
     assert_eq!(host.adapter.query_ah(ah), Ok(good));
     assert_eq!(host.adapter.dealloc_pd(pd), Err(Fault::Busy));
@@ -387,7 +391,7 @@ fn many_senders_take_turns_into_one_shared_receive_queue() {
     let receiver = pair.datagram_qp_with(1, |init| init.srq = Some(srq));
     for wr_id in 0..12 {
         let sge = there.sge(100 * wr_id as usize, 60);
-        pair.hosts[1].adapter.post_srq_recv(srq, wr_id, &[sge]).unwrap();
+        pair.hosts[1].adapter.post_srq_recv(pair.now, srq, wr_id, &[sge]).unwrap();
     }
     let to = To::Datagram { ah: pair.ah(0), qpn: pair.number(1, receiver).0, qkey: QKEY };
     let senders: Vec<QpId> = (0..3).map(|_| pair.datagram_qp(0)).collect();
@@ -515,9 +519,10 @@ fn a_message_to_a_group_reaches_all_who_are_attached() {
     let mut bench = Bench::new();
     let others: Vec<QpId> = (0..3).map(|_| bench.pair.datagram_qp(1)).collect();
     let group = IpAddr::V4(GROUP);
+    let mgid = Gid::from(group);
     for &qp in &others[..2] {
-        bench.pair.hosts[1].adapter.attach_multicast(qp, group).unwrap();
-        bench.pair.hosts[1].adapter.attach_multicast(qp, group).unwrap();
+        bench.pair.hosts[1].adapter.attach_multicast(qp, mgid).unwrap();
+        bench.pair.hosts[1].adapter.attach_multicast(qp, mgid).unwrap();
     }
     for (wr_id, &qp) in others.iter().enumerate() {
         for twice in 0..2 {
@@ -525,7 +530,7 @@ fn a_message_to_a_group_reaches_all_who_are_attached() {
             bench.pair.recv(1, qp, wr_id as u64, &[sge]);
         }
     }
-    let ah = bench.pair.ah_with(0, Gid::from(group), |av| av.hop_limit = 3);
+    let ah = bench.pair.ah_with(0, mgid, |av| av.hop_limit = 3);
     bench.to = To::Datagram { ah, qpn: 0x00ff_ffff, qkey: QKEY };
     bench.here.fill(0, b"to all");
     bench.pair.full[0] = true;
@@ -555,14 +560,14 @@ fn a_message_to_a_group_reaches_all_who_are_attached() {
     // Those who left get nothing, and only they may go.
     let there = &mut bench.pair.hosts[1].adapter;
     assert_eq!(there.destroy_qp(now, others[0]), Err(Fault::Busy));
-    assert_eq!(there.detach_multicast(others[0], group), Ok(false));
-    assert!(there.detach_multicast(others[0], group).is_err());
+    assert_eq!(there.detach_multicast(others[0], mgid), Ok(false));
+    assert!(there.detach_multicast(others[0], mgid).is_err());
     assert_eq!(there.destroy_qp(now, others[0]), Ok(()));
     there.handle_datagram(now, &arrival, &out[..departure.len]);
     assert_eq!(bench.received().iter().map(|c| c.wr_id).collect::<Vec<_>>(), [1]);
     let there = &mut bench.pair.hosts[1].adapter;
-    assert_eq!(there.groups_of(others[1]), [group]);
-    assert_eq!(there.detach_multicast(others[1], group), Ok(true));
+    assert_eq!(there.groups_of(others[1]), [mgid]);
+    assert_eq!(there.detach_multicast(others[1], mgid), Ok(true));
     assert!(!there.has_group(group));
 }
 
@@ -572,7 +577,7 @@ fn groups_are_for_datagrams_and_limited() {
     let connected = pair.hosts[0].qp();
     let datagrams = pair.datagram_qp(0);
     let adapter = &mut pair.hosts[0].adapter;
-    let group = |number: u32| IpAddr::from((0xef00_0000 + number).to_be_bytes());
+    let group = |number: u32| Gid::from(IpAddr::from((0xef00_0000 + number).to_be_bytes()));
     assert!(matches!(adapter.attach_multicast(connected, group(0)), Err(Fault::Invalid(_))));
     let limit = adapter.config().max_multicast_groups;
     for number in 0..limit {

@@ -142,7 +142,7 @@ fn completions_show_up_late_and_in_order() {
         pair.recv(1, qps[1], 51, &[]);
         let cqs = [0, 1].map(|host| pair.hosts[host].cq);
         for host in 0..2 {
-            pair.hosts[host].adapter.req_notify_cq(cqs[host], false).unwrap();
+            pair.hosts[host].adapter.req_notify_cq(pair.now, cqs[host], false).unwrap();
         }
         fated_send(&mut pair, qps[0], 1, SendOp::Send, &[], Fate::Late(9 * MS));
         pair.send(0, qps[0], 2, SendOp::Send, &[]);
@@ -313,10 +313,10 @@ fn shared_receives_that_are_held_back_make_peers_wait() {
             pair.connect_with([own, peer], |attr| attr.rnr_retry = rnr_retry);
             let start = pair.now;
             let adapter = &mut pair.hosts[1].adapter;
-            adapter.post_srq_recv(srq, 50, &[]).unwrap();
+            adapter.post_srq_recv(start, srq, 50, &[]).unwrap();
             let held = Fate::From(start.after(20 * MS));
             adapter.post_srq_recv_fated(start, srq, 51, &[], held).unwrap();
-            adapter.post_srq_recv(srq, 52, &[]).unwrap();
+            adapter.post_srq_recv(start, srq, 52, &[]).unwrap();
             for wr_id in 1..4 {
                 pair.send(0, own, wr_id, SendOp::Send, &[]);
             }

@@ -430,7 +430,7 @@ fn completion_events_come_once_and_solicited_ones_when_asked() {
     for way in WAYS {
         let (mut pair, qps) = connected(way);
         let cq = pair.hosts[1].cq;
-        pair.hosts[1].adapter.req_notify_cq(cq, true).unwrap();
+        pair.hosts[1].adapter.req_notify_cq(pair.now, cq, true).unwrap();
         let flags = [SendFlags::empty(), SendFlags::SOLICITED, SendFlags::SOLICITED];
         for (wr_id, flags) in flags.into_iter().enumerate() {
             pair.recv(1, qps[1], wr_id as u64, &[]);
@@ -465,7 +465,7 @@ fn a_receive_posted_late_wakes_what_waited_for_it() {
         assert!(pair.hosts[1].adapter.arm());
         let adapter = &mut pair.hosts[1].adapter;
         for wr_id in 5..7 {
-            adapter.post_srq_recv(srq, wr_id, &[]).unwrap();
+            adapter.post_srq_recv(pair.now, srq, wr_id, &[]).unwrap();
             let mut done = [Completion::default(); 2];
             assert_eq!(adapter.poll_cq(pair.hosts[1].cq, &mut done), Ok(1), "{way:?}");
             assert_eq!(done[0].wr_id, wr_id);

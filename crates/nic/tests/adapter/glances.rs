@@ -86,7 +86,10 @@ impl Met {
         for wr_id in wr_ids {
             let sges = [self.buffers[host].sge(32, 8)];
             match self.srq.filter(|_| host == 0) {
-                Some(srq) => self.pair.hosts[0].adapter.post_srq_recv(srq, wr_id, &sges).unwrap(),
+                Some(srq) => self.pair.hosts[0]
+                    .adapter
+                    .post_srq_recv(self.pair.now, srq, wr_id, &sges)
+                    .unwrap(),
                 None => self.pair.recv(host, self.qps[host], wr_id, &sges),
             }
         }
@@ -278,7 +281,7 @@ fn nothing_is_handed_out_past_what_stands_in_the_queue() {
 #[test]
 fn nor_from_a_queue_that_is_to_raise_an_event() {
     let mut met = Met::answered();
-    met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], false).unwrap();
+    met.pair.hosts[0].adapter.req_notify_cq(met.pair.now, met.cqs[0], false).unwrap();
     assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
     met.look(0);
     assert!(met.tells_of_completions());
@@ -291,7 +294,7 @@ fn nor_from_one_that_is_to_raise_an_event_for_solicited_completions() {
     for solicited in [false, true] {
         let mut met = Met::new();
         met.asked();
-        met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], true).unwrap();
+        met.pair.hosts[0].adapter.req_notify_cq(met.pair.now, met.cqs[0], true).unwrap();
         let flags = if solicited { SendFlags::SOLICITED } else { SendFlags::empty() };
         met.send_as(1, 2, SendOp::Send, flags, b"answered");
         assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
@@ -309,7 +312,7 @@ fn a_solicited_answer_that_is_handed_out_raises_no_event_later() {
     met.asked();
     met.send_as(1, 2, SendOp::Send, SendFlags::SOLICITED, b"answered");
     assert_eq!(met.glance(0).0, Glance::Taken);
-    met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], true).unwrap();
+    met.pair.hosts[0].adapter.req_notify_cq(met.pair.now, met.cqs[0], true).unwrap();
     assert!(!met.tells_of_completions());
     for (flags, tells) in [(SendFlags::empty(), false), (SendFlags::SOLICITED, true)] {
         met.send_as(1, 3, SendOp::Send, flags, b"and more");
@@ -419,7 +422,7 @@ fn a_receive_with_a_fate_is_not_handed_out() {
 fn nor_where_somebody_waits_for_what_it_completes() {
     let mut met = Met::answered();
     let sends = met.pair.hosts[0].cq;
-    met.pair.hosts[0].adapter.req_notify_cq(sends, false).unwrap();
+    met.pair.hosts[0].adapter.req_notify_cq(met.pair.now, sends, false).unwrap();
     assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
     met.look(0);
     let told = |event: &Event| matches!(event, Event::Completion { cq, .. } if *cq == sends);

@@ -86,8 +86,9 @@ fn an_answer_that_overruns_the_queue_places_nothing() {
     let adapter = &mut pair.hosts[0].adapter;
     while adapter.transmit(now, conn, &mut [0; 4096]) > 0 {}
     let mut sender = sender();
-    let position = 2;
-    let mut msg = sender.begin_tagged(TaggedOp::ReadResponse, Stag(position), 0);
+    // The sink of the read, whose position in the queue is 2.
+    let sink = Stag(0x8000_0002);
+    let mut msg = sender.begin_tagged(TaggedOp::ReadResponse, sink, 0);
     let answer = segment(&mut sender, &mut msg, 8, b"too late");
     adapter.handle_stream(now, conn, &answer);
     assert_eq!(pair.state(0, qps[0]), QpState::Err);

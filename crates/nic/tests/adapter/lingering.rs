@@ -65,7 +65,7 @@ fn a_poll_of_a_conversation_waits_for_the_answer() {
 fn what_is_answered_through_the_queue_is_a_conversation_too() {
     let mut met = met();
     met.asked();
-    met.pair.hosts[0].adapter.req_notify_cq(met.cqs[0], false).unwrap();
+    met.pair.hosts[0].adapter.req_notify_cq(met.pair.now, met.cqs[0], false).unwrap();
     met.send(1, 2, b"answered");
     assert_eq!(met.glance(0), (Glance::Found(met.qps[0]), None));
     assert!(met.pair.hosts[0].adapter.serve(met.pair.now, met.qps[0]));

@@ -219,7 +219,7 @@ fn each_receive_of_a_shared_queue_calls_one_that_waits() {
         pair.hosts[1].adapter.destroy_qp(pair.now, all.remove(2)).unwrap();
         pair.hosts[1].adapter.watch_peers();
         for wr_id in 0..7 {
-            pair.hosts[1].adapter.post_srq_recv(srq, 100 + wr_id, &[]).unwrap();
+            pair.hosts[1].adapter.post_srq_recv(pair.now, srq, 100 + wr_id, &[]).unwrap();
             assert_eq!(pair.hosts[1].adapter.take_starved(), [], "{way:?}");
             assert_eq!(pair.polled(1), [(100 + wr_id, Success)], "{way:?}");
         }

@@ -22,6 +22,7 @@ mod limits;
 mod lingering;
 mod links;
 mod mapped;
+mod multicast;
 mod offers;
 mod operations;
 mod pair;

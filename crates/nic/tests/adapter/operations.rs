@@ -255,7 +255,7 @@ fn shared_receive_queue_serves_several_queue_pairs() {
         pair.hosts[1].adapter.modify_srq(srq, None, Some(2)).unwrap();
         for wr_id in 0..3 {
             let sge = there.sge(wr_id as usize * 100, 100);
-            pair.hosts[1].adapter.post_srq_recv(srq, wr_id, &[sge]).unwrap();
+            pair.hosts[1].adapter.post_srq_recv(pair.now, srq, wr_id, &[sge]).unwrap();
         }
         here.fill(0, b"from this onefrom that one");
         for (at, qp) in [(0, mine[0]), (13, mine[1]), (13, mine[1])] {

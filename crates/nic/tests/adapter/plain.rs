@@ -197,7 +197,7 @@ fn receives_of_a_shared_queue_are_taken_and_its_last_is_told() {
         pair.hosts[0].qp_with(|init| init.qp_type = QpType::Iwarp),
         pair.hosts[1].qp_with(|init| (init.qp_type, init.srq) = (QpType::Iwarp, Some(srq))),
     ];
-    pair.hosts[1].adapter.post_srq_recv(srq, 5, &[there.sge(0, 64)]).unwrap();
+    pair.hosts[1].adapter.post_srq_recv(pair.now, srq, 5, &[there.sge(0, 64)]).unwrap();
     pair.adopt(qps, [Params::peer_to_peer(1, 1); 2]);
     let here = pair.buffer(0, 64);
     pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 8)]);

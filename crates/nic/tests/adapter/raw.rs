@@ -397,7 +397,7 @@ fn strangers_get_nowhere() {
     assert_eq!(deliver(&mut bench, segment, message, &frame), 0);
     // A frame to a queue pair of datagrams that is attached to the segment's group.
     let adapter = &mut bench.pair.hosts[1].adapter;
-    adapter.attach_multicast(datagrams, segment).unwrap();
+    adapter.attach_multicast(datagrams, Gid::from(segment)).unwrap();
     assert_eq!(bench.drops().no_queue_pair, 2);
     assert_eq!(deliver(&mut bench, segment, good, &frame), 1, "the raw packet queue pair");
 }
@@ -420,12 +420,12 @@ fn a_raw_packet_queue_pair_sends_frames_to_nobody_in_particular() {
     assert!(matches!(post(adapter, SendOp::SendImm(1), To::Peer), Err(Fault::Invalid(_))));
     let write = SendOp::Write { addr: 0, rkey: 0 };
     assert!(matches!(post(adapter, write, To::Peer), Err(Fault::Invalid(_))));
-    let group = IpAddr::from([239, 1, 2, 3]);
+    let group = Gid::from(IpAddr::from([239, 1, 2, 3]));
     assert!(adapter.attach_multicast(bench.sender, group).is_err());
     // The group of the segment is its own by its rules, and by them alone.
     let (flow, segment) =
         (adapter.create_flow(bench.sender, FlowRule::default()).unwrap(), adapter.segment());
-    assert!(adapter.detach_multicast(bench.sender, segment).is_err());
+    assert!(adapter.detach_multicast(bench.sender, Gid::from(segment)).is_err());
     assert_eq!(adapter.destroy_flow(flow), Ok(true));
     assert!(post(adapter, SendOp::Send, To::Peer).is_ok());
 }
@@ -447,7 +447,7 @@ impl Spread {
         let cqs = [(); 2].map(|()| adapter.create_cq(64, None, 0).unwrap().0);
         let queues = cqs.map(|cq| adapter.create_wq(pd, cq, 32, 1).unwrap());
         for wq in queues {
-            adapter.modify_wq(wq, state).unwrap();
+            adapter.modify_wq(bench.pair.now, wq, state).unwrap();
         }
         let table = adapter.create_ind_table(&[queues[0], queues[1]].repeat(2)).unwrap();
         let hash = RxHash::new(KEY, RxHashFields::SRC_IPV4).unwrap();
@@ -458,7 +458,7 @@ impl Spread {
 
     fn post(&self, bench: &mut Bench, wq: usize, wr_id: u64) -> Result<(), Fault> {
         let sge = [bench.there.sge(wq * 8192, 100)];
-        bench.pair.hosts[1].adapter.post_wq_recv(self.queues[wq], wr_id, &sge)
+        bench.pair.hosts[1].adapter.post_wq_recv(bench.pair.now, self.queues[wq], wr_id, &sge)
     }
 
     fn poll(&self, bench: &mut Bench, wq: usize) -> Vec<Completion> {
@@ -509,8 +509,9 @@ fn the_states_of_a_work_queue() {
     assert_eq!(spread.post(&mut bench, 0, 1), Err(Fault::WrongState));
     assert_eq!(bench.send(&frame(GROUP, 0)), WcStatus::Success);
     assert_eq!(bench.drops().no_queue_pair, 1, "it is not ready");
-    let to =
-        |bench: &mut Bench, state| bench.pair.hosts[1].adapter.modify_wq(spread.queues[0], state);
+    let to = |bench: &mut Bench, state| {
+        bench.pair.hosts[1].adapter.modify_wq(Time(0), spread.queues[0], state)
+    };
     to(&mut bench, WqState::Ready).unwrap();
     spread.post(&mut bench, 0, 1).unwrap();
     to(&mut bench, WqState::Reset).unwrap();
@@ -552,8 +553,8 @@ fn completions_of_a_work_queue_end_with_it() {
     fill(&mut bench);
     for wq in spread.queues {
         let adapter = &mut bench.pair.hosts[1].adapter;
-        adapter.modify_wq(wq, WqState::Reset).unwrap();
-        adapter.modify_wq(wq, WqState::Ready).unwrap();
+        adapter.modify_wq(bench.pair.now, wq, WqState::Reset).unwrap();
+        adapter.modify_wq(bench.pair.now, wq, WqState::Ready).unwrap();
     }
     for wq in [0, 1] {
         assert_eq!(spread.poll(&mut bench, wq), []);
@@ -580,8 +581,8 @@ fn a_receive_into_foreign_memory_ends_its_work_queue_alone() {
     let foreign = [Sge { addr: address, len: 100, lkey: Key(7) }];
     let adapter = &mut bench.pair.hosts[1].adapter;
     for wq in spread.queues {
-        adapter.post_wq_recv(wq, 1, &foreign).unwrap();
-        adapter.post_wq_recv(wq, 2, &foreign).unwrap();
+        adapter.post_wq_recv(bench.pair.now, wq, 1, &foreign).unwrap();
+        adapter.post_wq_recv(bench.pair.now, wq, 2, &foreign).unwrap();
     }
     assert_eq!(bench.send(&frame(GROUP, 0)), WcStatus::Success);
     let [first, second] = [0, 1].map(|wq| spread.poll(&mut bench, wq));
@@ -603,8 +604,8 @@ fn work_queues_tables_and_queue_pairs_hold_each_other() {
     // What is no work queue, and sizes that a table does not have.
     let shared = adapter.create_srq(pd, 8, 1, 0).unwrap();
     assert!(adapter.create_ind_table(&[shared]).is_err());
-    assert!(adapter.modify_wq(shared, WqState::Ready).is_err());
-    assert!(adapter.post_wq_recv(shared, 1, &[]).is_err());
+    assert!(adapter.modify_wq(Time(0), shared, WqState::Ready).is_err());
+    assert!(adapter.post_wq_recv(Time(0), shared, 1, &[]).is_err());
     assert!(adapter.create_ind_table(&[]).is_err());
     assert!(adapter.create_ind_table(&[spread.queues[0]; 3]).is_err());
     assert!(adapter.create_ind_table(&[spread.queues[0]; MAX_TABLE_SIZE * 2]).is_err());

@@ -323,3 +323,25 @@ fn a_region_that_is_taken_back_waits_for_the_access_under_way() {
     pair.later(1_000_000);
     assert_eq!(pair.polled(0), [(1, WcStatus::LocProtErr)]);
 }
+
+/// Who writes without end is in the middle of an access whenever somebody looks, and is not cut off for one
+/// that was over long ago.
+#[test]
+fn a_peer_has_its_time_for_each_access() {
+    let (mut pair, qps) = connected(Way::Link);
+    let (source, other) = (pair.buffer(0, LARGE), pair.buffer_with(0, LARGE, ALL_ACCESS));
+    pair.send(0, qps[0], 1, SendOp::Send, &[source.sge(0, LARGE)]);
+    pair.run();
+    let enter = |pair: &Pair, word| {
+        pair.segments[1].u32_at(GUARD_AT).unwrap().store(word, Ordering::SeqCst);
+    };
+    enter(&pair, 1);
+    set_state(&mut pair, 0, qps[0], QpState::Err);
+    pair.run_until(Time(pair.now.0 + 4_000_000_000));
+    enter(&pair, 3);
+    pair.hosts[0].adapter.dereg_mr(pair.now, other.region.id).unwrap();
+    pair.run_until(Time(pair.now.0 + 4_000_000_000));
+    assert_eq!(pair.polled(0), [], "it is not cut off");
+    pair.run_until(Time(pair.now.0 + 4_000_000_000));
+    assert_eq!(pair.polled(0), [(1, WcStatus::WrFlushErr)], "for this one it has had its time");
+}

@@ -174,3 +174,39 @@ fn who_moves_a_megabyte_while_posting_owes_peers_a_look() {
     adapter.progress(now);
     assert!(!adapter.owes_progress());
 }
+
+/// The opcodes of the FPDUs in `bytes`.
+fn opcodes(mut bytes: &[u8]) -> Vec<u8> {
+    let mut found = Vec::new();
+    while let [high, low, _, rdmap, ..] = *bytes {
+        found.push(rdmap & 0xf);
+        let ulpdu = usize::from(u16::from_be_bytes([high, low]));
+        bytes = &bytes[(2 + ulpdu).next_multiple_of(4) + 4..];
+    }
+    found
+}
+
+/// Between two Quipus: plain iWARP adapters could not take it.
+#[test]
+fn a_read_is_answered_within_a_long_write() {
+    const WRITE: u8 = 0;
+    const READ_RESPONSE: u8 = 2;
+    let mut pair = Pair::new(Way::Stream(usize::MAX));
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.connect(qps);
+    pair.run();
+    let (from, to) = (pair.buffer_with(0, MIB, ALL_ACCESS), pair.buffer_with(1, MIB, ALL_ACCESS));
+    let ([conn, other], now) = (pair.stream_ends(), pair.now);
+    let write = SendOp::Write { addr: to.addr(), rkey: to.key() };
+    pair.send(0, qps[0], 1, write, &[from.sge(0, MIB)]);
+    let mut bytes = [0; 4096];
+    let len = pair.hosts[0].adapter.transmit(now, conn, &mut bytes);
+    assert_eq!(opcodes(&bytes[..len])[0], WRITE);
+
+    let read = SendOp::Read { addr: from.addr(), rkey: from.key() };
+    pair.send(1, qps[1], 2, read, &[to.sge(0, 8)]);
+    let len = pair.hosts[1].adapter.transmit(now, other, &mut bytes);
+    pair.hosts[0].adapter.handle_stream(now, conn, &bytes[..len]);
+    let len = pair.hosts[0].adapter.transmit(now, conn, &mut bytes);
+    assert!(opcodes(&bytes[..len]).contains(&READ_RESPONSE));
+}

@@ -60,7 +60,10 @@ impl Xrc {
     }
 
     fn recv(&mut self, srq: usize, wr_id: u64, sges: &[Sge]) {
-        self.pair.hosts[1].adapter.post_srq_recv(self.srqs[srq], wr_id, sges).unwrap();
+        self.pair.hosts[1]
+            .adapter
+            .post_srq_recv(self.pair.now, self.srqs[srq], wr_id, sges)
+            .unwrap();
     }
 
     /// What has arrived for a shared receive queue.
@@ -207,7 +210,7 @@ fn other_queues_cannot_be_named() {
                 let elsewhere = there.create_xrc_srq(pd, other, xrc.cqs[0], 4, 1).unwrap();
                 let basic = there.create_srq(pd, 4, 1, 0).unwrap();
                 for srq in [elsewhere.0, basic] {
-                    there.post_srq_recv(srq, 1, &[]).unwrap();
+                    there.post_srq_recv(xrc.pair.now, srq, 1, &[]).unwrap();
                 }
                 let number = [0x00ff_fffe, elsewhere.1, 0][wrong];
                 xrc.send(1, number, op, &[]);

@@ -312,6 +312,7 @@ impl<'a> Player<'a> {
             let len = initiator.poll_transmit(&mut out);
             self.sent.extend(&out[..len]);
         }
+        let mut turns = 0;
         loop {
             self.adapter.release_acks();
             let mut busy = false;
@@ -330,6 +331,8 @@ impl<'a> Player<'a> {
             }
             while let Some(conn) = self.adapter.next_transmit() {
                 busy = true;
+                turns += 1;
+                assert!(turns < 1000, "{}: the adapter never comes to rest", self.place(0));
                 if !self.full {
                     self.transmit(conn);
                 }

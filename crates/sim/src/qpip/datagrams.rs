@@ -200,7 +200,7 @@ impl Programs {
             let qp = self.datagrams.posts[owner].qp;
             let adapter = &mut world.hosts[host].adapter;
             let done = match srq {
-                Some(srq) => adapter.post_srq_recv(srq, id, &list),
+                Some(srq) => adapter.post_srq_recv(now, srq, id, &list),
                 None => adapter.post_recv(now, qp, id, &list),
             };
             if let Err(fault) = done {

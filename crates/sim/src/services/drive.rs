@@ -520,7 +520,7 @@ impl Services {
             let now = world.time();
             let adapter = &mut world.hosts[host].adapter;
             let done = match (srq, owner) {
-                (Some(srq), _) => adapter.post_srq_recv(srq, id, &list),
+                (Some(srq), _) => adapter.post_srq_recv(now, srq, id, &list),
                 (None, Some(a)) => adapter.post_recv(now, self.actors[a].qp, id, &list),
                 (None, None) => return posted,
             };

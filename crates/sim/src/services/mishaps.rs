@@ -69,10 +69,10 @@ impl Services {
         let (host, qp) = (self.actors[a].host, self.actors[a].qp);
         let now = world.time();
         world.wake(host);
-        for group in world.hosts[host].adapter.groups_of(qp) {
-            match world.hosts[host].adapter.detach_multicast(qp, group) {
+        for mgid in world.hosts[host].adapter.groups_of(qp) {
+            match world.hosts[host].adapter.detach_multicast(qp, mgid) {
                 Ok(true) => {
-                    world.udp.groups.remove(&(host, group));
+                    world.udp.groups.remove(&(host, mgid.into()));
                 }
                 Ok(false) => {}
                 Err(fault) => world.violate(|| format!("actor {a} cannot be detached: {fault}")),

@@ -310,8 +310,7 @@ impl Services {
             }
             let (host, qp) = (self.actors[actor].host, self.actors[actor].qp);
             let adapter = &mut world.hosts[host].adapter;
-            let joined = adapter.group_of(gid).and_then(|ip| adapter.attach_multicast(qp, ip));
-            match joined {
+            match adapter.attach_multicast(qp, gid) {
                 Ok(()) => {
                     world.udp.groups.insert((host, ip));
                     members.push(actor);

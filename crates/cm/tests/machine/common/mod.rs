@@ -115,7 +115,14 @@ impl Pair {
 
     /// An identifier at node 0 that may connect to a port of node 1.
     pub fn resolve(&mut self, space: PortSpace, port: u16) -> IdKey {
-        let id = self.id(0, space);
+        let kind = if space == PortSpace::Udp { UD } else { RC };
+        self.resolve_as(kind, space, port)
+    }
+
+    /// The same for a queue pair of that type.
+    pub fn resolve_as(&mut self, kind: u8, space: PortSpace, port: u16) -> IdKey {
+        let node = &mut self.nodes[0];
+        let id = node.cm.create_id(node.channel, space, kind, 7).unwrap();
         let [mut src, mut dst] = [0, 1].map(|node: usize| self.nodes[node].address);
         // Every identifier has a port of its own.
         src.set_port(1000 + (id.index() % 60_000) as u16);
@@ -230,6 +237,8 @@ impl Pair {
                 let from = self.nodes[node].cm.route(id).unwrap().src.unwrap();
                 self.make(node, stream, from, to, &first);
             }
+            // There are no sockets here.
+            Action::Hold { .. } => {}
             Action::HandOver(_) | Action::End { .. } => panic!("see the tests of plain iWARP"),
             Action::Reach { .. }
             | Action::Answer { .. }

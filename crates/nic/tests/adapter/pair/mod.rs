@@ -14,6 +14,7 @@ use quipu_nic::iwarp::{Initiator, Params, Responder};
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::*;
 
+pub use self::datagrams::QKEY;
 use self::memory::Mapped;
 pub use self::memory::Memory;
 

@@ -22,6 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -75,6 +76,8 @@ static HAS_SIGNAL: AtomicBool = AtomicBool::new(false);
 
 /// The exit code of a tool that a signal has ended.
 const INTERRUPTED: u8 = 130;
+/// How long it may take to leave.
+const LEAVE: Duration = Duration::from_secs(2);
 /// After so long without an answer a tool says that it waits for one. A neighbour that is not there is told
 /// of sooner.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -154,17 +157,54 @@ impl LinkOptions {
     ///
     /// To be called before there are other threads.
     fn open_until_signal(&self) -> Result<Adapter, Failure> {
-        let interrupts = Interrupts::block()
-            .map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
-        let adapter = self.open()?;
+        let (adapter, leave) = self.open_with_leave()?;
         let aborter = adapter.aborter();
-        thread::spawn(move || {
-            interrupts.wait();
+        leave.is(move || {
             HAS_SIGNAL.store(true, Ordering::SeqCst);
             aborter.abort();
             std::process::exit(INTERRUPTED.into());
         });
         Ok(adapter)
+    }
+
+    /// The same for one that says itself what it does when a signal comes.
+    ///
+    /// To be called before there are other threads.
+    fn open_with_leave(&self) -> Result<(Adapter, Leave), Failure> {
+        let leave = Leave::prepare()?;
+        Ok((self.open()?, leave))
+    }
+}
+
+/// What a tool does when a signal comes; before it has said so, it ends. Whatever it does, it ends soon: the
+/// adapter may be that of a process that is stopped, which answers nobody.
+#[derive(Clone, Default)]
+struct Leave(Arc<OnceLock<Does>>);
+
+type Does = Box<dyn Fn() + Send + Sync>;
+
+impl Leave {
+    /// From now on a signal ends the tool.
+    fn prepare() -> Result<Self, Failure> {
+        let interrupts = Interrupts::block()
+            .map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
+        let leave = Self::default();
+        let said = leave.clone();
+        thread::spawn(move || {
+            interrupts.wait();
+            thread::spawn(move || match said.0.get() {
+                Some(does) => does(),
+                None => std::process::exit(INTERRUPTED.into()),
+            });
+            thread::sleep(LEAVE);
+            std::process::exit(INTERRUPTED.into());
+        });
+        Ok(leave)
+    }
+
+    /// From now on the tool does this.
+    fn is(&self, does: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.set(Box::new(does));
     }
 }
 
@@ -227,10 +267,7 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
     let outcome = thread::scope(|scope| {
         scope.spawn(move || {
             if end.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                eprintln!(
-                    "quipu: waiting for an answer from {to}; after three minutes it is given up, Ctrl-C \
-                     ends it now"
-                );
+                say_waiting(to);
             }
         });
         let outcome = qp.connect(to, settings);
@@ -238,6 +275,13 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
         outcome
     });
     outcome.map_err(|error| unreachable(to, &error))
+}
+
+/// Whoever waits for a connection is told so.
+fn say_waiting(to: SocketAddr) {
+    eprintln!(
+        "quipu: waiting for an answer from {to}; after three minutes it is given up, Ctrl-C ends it now"
+    );
 }
 
 /// What there is to say when a request of a connection was refused, or has not succeeded: the connection may

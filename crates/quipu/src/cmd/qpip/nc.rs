@@ -9,10 +9,9 @@ use std::sync::{Arc, OnceLock};
 
 use quipu::qpip::{Adapter, Mode, TcpChange, TcpQueuePair, TcpSettings};
 use quipu::{Completion, CompletionQueue, Error, Request, WcStatus};
-use quipu_host::Interrupts;
 
 use super::places::Places;
-use super::{INTERRUPTED, LinkOptions, connect, failed, unless_gone};
+use super::{INTERRUPTED, Leave, LinkOptions, connect, failed, unless_gone};
 use crate::cmd::failure::Failure;
 
 /// With whom.
@@ -78,11 +77,8 @@ fn talk(options: &Options, adapter: &Adapter) -> Result<ExitCode, Failure> {
             end.qp.wait_connected().map_err(failed)?;
         }
     }
-    let interrupts =
-        Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
-    let qp = Arc::clone(&end);
-    std::thread::spawn(move || {
-        interrupts.wait();
+    let (leave, qp) = (Leave::prepare()?, Arc::clone(&end));
+    leave.is(move || {
         // Its end is an event.
         let _ = qp.qp.abort();
     });

@@ -15,7 +15,6 @@ use quipu::{
     Access, Completion, CompletionQueue, Error, MemoryRegion, ProtectionDomain, QpNum,
     Request as Work, WcStatus,
 };
-use quipu_host::Interrupts;
 
 use super::answer::{Response, answer};
 use super::conditions::Version;
@@ -77,9 +76,7 @@ const SEND: u64 = u64::MAX;
 
 /// Serves until a signal comes.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let interrupts =
-        Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
-    let adapter = options.link.open()?;
+    let (adapter, leave) = options.link.open_with_leave()?;
     let mut server = Server::new(&adapter, options)?;
     println!("{}", describe(&adapter)?);
     for address in adapter.info().map_err(failed)?.addresses {
@@ -90,9 +87,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let bell = Arc::new(server.bell().map_err(failed)?);
     let stop = Arc::new(AtomicBool::new(false));
     let (rings, stops) = (Arc::clone(&bell), Arc::clone(&stop));
-    // Nobody waits for this thread: an adapter that fails ends the server without a signal.
-    std::thread::spawn(move || {
-        interrupts.wait();
+    leave.is(move || {
         stops.store(true, Ordering::Release);
         // What it has posted completes, which wakes the server.
         let _ = rings.flush();

@@ -14,8 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu_host::Interrupts;
-
 use self::network::Network;
 use self::report::Report;
 use self::words::{DATAGRAM, MAX_BLOCK, MAX_STREAMS, MAX_TIME, Params};
@@ -152,17 +150,14 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         let why = format!("a send has {least} to {most} bytes, and a test 1 byte at least");
         return Err(Failure::new("cannot make the test", why, "change --length or --bytes"));
     }
-    let interrupts =
-        Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
-    let adapter = options.link.open()?;
+    let (adapter, leave) = options.link.open_with_leave()?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut network = Network::new(&adapter, Arc::clone(&stop))?;
     network.wait = options.wait;
     // Kept here: what a queue pair has completed goes with it.
     let bell = Arc::new(network.bell().map_err(failed)?);
     let rings = Arc::clone(&bell);
-    std::thread::spawn(move || {
-        interrupts.wait();
+    leave.is(move || {
         stop.store(true, Ordering::Release);
         // What it has posted completes, which wakes whoever waits.
         let _ = rings.flush();

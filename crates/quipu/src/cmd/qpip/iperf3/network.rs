@@ -18,8 +18,8 @@ use quipu::{
 use super::datagrams::Port;
 use super::words::{COOKIE, Counts, MAX_STREAMS, MAX_TEXT, State};
 use crate::cmd::failure::Failure;
-use crate::cmd::qpip::failed;
 use crate::cmd::qpip::places::Places;
+use crate::cmd::qpip::{self, failed};
 
 /// Receives of a connection of which it is not known yet whether it is a stream, and their length.
 const PLACES: u64 = 4;
@@ -169,12 +169,25 @@ impl Network {
         Ok(number)
     }
 
-    /// One that is connected.
+    /// One that is connected. A signal ends the wait, as any other.
     pub(super) fn connect(&mut self, to: SocketAddr) -> Result<QpNum, Failure> {
         let number = self.add().map_err(failed)?;
         let connection = self.get(number);
         connection.claimed = true;
-        crate::cmd::qpip::connect(&connection.qp, to, &settings())?;
+        let begun = connection.qp.start_connect(to, None, &settings());
+        begun.map_err(|error| qpip::unreachable(to, &error))?;
+        let (mut until, mut said) = (Instant::now() + qpip::PATIENCE, false);
+        while self.get(number).order.is_none() && self.get(number).over.is_none() {
+            if Instant::now() >= until {
+                if !std::mem::replace(&mut said, true) {
+                    qpip::say_waiting(to);
+                }
+                until = Instant::now() + PATIENCE;
+            }
+            self.turn(Some(until))?;
+        }
+        let ended = self.get(number).qp.wait_connected();
+        ended.map_err(|error| qpip::unreachable(to, &error))?;
         Ok(number)
     }
 
@@ -293,9 +306,12 @@ impl Network {
         }
     }
 
-    /// Those who have said who they are, and of whom nobody has heard yet, in the order in which they came.
+    /// Those who have said who they are, and of whom nobody has heard yet, in the order in which they came:
+    /// the event that says so may come after the words.
     pub(super) fn comers(&self) -> Vec<QpNum> {
-        let said = |it: &&Connection| !it.claimed && it.over.is_none() && it.inbox.len() >= COOKIE;
+        let said = |it: &&Connection| {
+            !it.claimed && it.over.is_none() && it.order.is_some() && it.inbox.len() >= COOKIE
+        };
         let mut comers: Vec<_> = self.connections.values().filter(said).collect();
         comers.sort_by_key(|it| it.order);
         comers.iter().map(|it| it.qp.number()).collect()
@@ -499,5 +515,26 @@ impl Connection {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cmd::qpip::tests::adapter;
+
+    #[test]
+    fn who_has_said_a_cookie_comes_when_its_place_is_known() {
+        let mut network = Network::new(&adapter(), Arc::default()).unwrap();
+        let numbers = [network.add().unwrap(), network.add().unwrap()];
+        for number in numbers {
+            network.get(number).inbox = vec![0; COOKIE];
+        }
+        let connected = |qp_num| Event { qp_num, change: TcpChange::Connected };
+        network.happened(connected(numbers[0]));
+        // The event of the other one is taken in the next turn.
+        assert_eq!(network.comers(), [numbers[0]]);
+        network.happened(connected(numbers[1]));
+        assert_eq!(network.comers(), numbers);
     }
 }
