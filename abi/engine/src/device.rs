@@ -395,6 +395,10 @@ entries! {
             call if call == EngineCall::AllocParentDomain as u32 => Call::AllocParentDomain,
             call if call == EngineCall::SetEce as u32 => Call::SetEce,
             call if call == EngineCall::LeaveMulticast as u32 => Call::LeaveMulticast,
+            call if call == EngineCall::FreeDm as u32 => Call::FreeDm,
+            call if call == EngineCall::DeallocTd as u32 => Call::DeallocTd,
+            call if call == EngineCall::GetRequest as u32 => Call::GetRequest,
+            call if call == EngineCall::GetCmEvent as u32 => Call::GetCmEvent,
             _ => return Err(INVALID),
         };
         let Some(instance) = for_destructor()? else { return Ok(()) };

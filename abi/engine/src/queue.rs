@@ -273,6 +273,7 @@ entries! {
         // SAFETY: the table demands a valid pointer, and every bit pattern is a GID.
         let gid = unsafe { gid.as_ref().ok_or(INVALID)?.raw };
         let Some(instance) = for_destructor()? else { return Ok(()) };
+        instance.engine.note_call(Call::DetachMcast)?;
         let qp = instance.qp(qp);
         instance.destroyed(instance.engine.detach_multicast(qp, Gid(gid)).map_err(Failure::from))
     }

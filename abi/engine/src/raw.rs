@@ -202,6 +202,7 @@ entries! {
     /// [`EngineRawApi::destroy_flow`]
     fn destroy_flow(flow: FlowHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
+        instance.engine.note_call(Call::DestroyFlow)?;
         let flow = instance.flow(flow);
         instance.destroyed(instance.engine.destroy_flow(flow).map_err(Failure::from))?;
         instance.registry().remove(Object::Flow(flow), 0);
@@ -226,6 +227,7 @@ entries! {
     /// [`EngineRawApi::destroy_counters`]
     fn destroy_counters(counters: CountersHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
+        instance.engine.note_call(Call::DestroyCounters)?;
         let counters = instance.counters(counters);
         instance.destroyed(instance.engine.destroy_counters(counters).map_err(Failure::from))?;
         instance.registry().remove(Object::Counters(counters), 0);
@@ -250,6 +252,7 @@ entries! {
             return Err(INVALID);
         }
         let instance = current()?;
+        instance.engine.note_call(Call::ReadCounters)?;
         let mut read = vec![0; (count as usize).min(MAX_COUNTERS)];
         instance.engine.read_counters(instance.counters(counters), &mut read)?;
         let rest = count as usize - read.len();
@@ -295,6 +298,7 @@ entries! {
     /// [`EngineRawApi::destroy_wq`]
     fn destroy_wq(wq: WqHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
+        instance.engine.note_call(Call::DestroyWq)?;
         let wq = instance.wq(wq);
         instance.destroyed(instance.engine.destroy_wq(wq).map_err(Failure::from))?;
         instance.registry().remove(Object::Wq(wq), 0);
@@ -333,6 +337,7 @@ entries! {
     /// [`EngineRawApi::destroy_ind_table`]
     fn destroy_ind_table(table: TableHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
+        instance.engine.note_call(Call::DestroyRwqIndTable)?;
         let table = instance.table(table);
         instance.destroyed(instance.engine.destroy_ind_table(table).map_err(Failure::from))?;
         instance.registry().remove(Object::Table(table), 0);

@@ -167,6 +167,7 @@ entries! {
     /// [`EngineApi::close_xrcd`]
     fn close_xrcd(xrcd: XrcdHandle) {
         let Some(instance) = for_destructor()? else { return Ok(()) };
+        instance.engine.note_call(Call::CloseXrcd)?;
         instance.destroyed(close(instance, instance.xrcd(xrcd)))
     }
 }

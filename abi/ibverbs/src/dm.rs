@@ -109,7 +109,7 @@ impl DmMemory {
 }
 
 /// The private part of device memory.
-pub(crate) struct DmState(pub(crate) Arc<DmMemory>);
+pub(crate) struct DmState(pub(crate) Arc<DmMemory>, &'static EngineApi);
 
 impl Tagged for DmState {
     const TAG: u64 = 0x5155_4950_0000_444d;
@@ -117,13 +117,13 @@ impl Tagged for DmState {
 
 pub(crate) type Dm = Handle<ibv_dm, DmState>;
 
-fn create(raw: *mut ibv_context, memory: Arc<DmMemory>) -> *mut ibv_dm {
+fn create(raw: *mut ibv_context, api: &'static EngineApi, memory: Arc<DmMemory>) -> *mut ibv_dm {
     let mut public = ibv_dm::blank();
     public.context = raw;
     public.memcpy_to_dm = Some(memcpy_to_dm);
     public.memcpy_from_dm = Some(memcpy_from_dm);
     public.handle = memory.handle;
-    Dm::create(public, DmState(memory))
+    Dm::create(public, DmState(memory, api))
 }
 
 /// Finds memory of a context by the number in its handle.
@@ -148,7 +148,7 @@ entry! {
         let (handle, weak) = (memory.handle, Arc::downgrade(&memory));
         known.push(Known { context: context.handle, handle, memory: weak });
         drop(known);
-        Ok(create(raw, memory))
+        Ok(create(raw, context.api, memory))
     }
 
     /// `ibv_free_dm(3)`: EBUSY while there are regions over it.
@@ -159,6 +159,7 @@ entry! {
             if dm.0.regions.load(Ordering::Acquire) != 0 {
                 return Err(Errno::EBUSY);
             }
+            check((dm.1.note_call)(EngineCall::FreeDm as u32))?;
             let handle = dm.0.handle;
             let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
             known.retain(|known| known.handle != handle);
@@ -200,8 +201,9 @@ entry! {
     /// `ibv_import_dm(3)`: within a process.
     fn ibv_import_dm(raw: *mut ibv_context, handle: u32) -> Null<ibv_dm> {
         // SAFETY: the program passes a context.
-        let memory = find(unsafe { context(raw) }?, handle)?;
-        Ok(create(raw, memory))
+        let context = unsafe { context(raw) }?;
+        let memory = find(context, handle)?;
+        Ok(create(raw, context.api, memory))
     }
 
     /// `ibv_unimport_dm(3)`

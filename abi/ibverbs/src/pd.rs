@@ -44,7 +44,7 @@ impl Tagged for PdState {
 pub(crate) type Pd = Handle<ibv_pd, PdState>;
 
 /// The private part of a thread domain: how many parent domains use it.
-pub(crate) struct TdState(AtomicU32);
+pub(crate) struct TdState(AtomicU32, &'static EngineApi);
 
 impl Tagged for TdState {
     const TAG: u64 = 0x5155_4950_0000_5444;
@@ -135,16 +135,18 @@ entry! {
         check(unsafe { (context.api.note_call)(EngineCall::AllocTd as u32) })?;
         let mut public = ibv_td::blank();
         public.context = raw;
-        Ok(Td::create(public, TdState(AtomicU32::new(0))))
+        Ok(Td::create(public, TdState(AtomicU32::new(0), context.api)))
     }
 
     /// `ibv_dealloc_td(3)`
     fn dealloc_td(raw: *mut ibv_td) -> IntErrno {
         // SAFETY: the program passes a thread domain and uses it no more.
         unsafe {
-            if Td::get(raw)?.0.load(Ordering::Acquire) != 0 {
+            let thread = Td::get(raw)?;
+            if thread.0.load(Ordering::Acquire) != 0 {
                 return Err(Errno::EBUSY);
             }
+            check((thread.1.note_call)(EngineCall::DeallocTd as u32))?;
             drop(Td::take(raw)?);
         }
         Ok(())

@@ -148,6 +148,7 @@ entry! {
             if !state.book().synchronous {
                 return Err(Errno::EINVAL);
             }
+            check((state.api.note_call)(EngineCall::GetRequest as u32))?;
             id::drop_event(listener);
             let endpoint = state.book().endpoint;
             let (taken, child) = loop {

@@ -73,8 +73,15 @@ pub(crate) unsafe fn take(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_e
 unsafe fn take_soon(raw: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, Errno> {
     let wait = match WAIT.take().filter(|_| comes_back()) {
         Some(wait) => wait,
-        // SAFETY: passed on from the caller.
-        None => unsafe { Wait::begin(raw) }?,
+        None => {
+            // SAFETY: passed on from the caller.
+            let wait = unsafe { Wait::begin(raw) }?;
+            if let Wait::In { api, .. } = &wait {
+                // SAFETY: it takes a number.
+                check(unsafe { (api.note_call)(EngineCall::GetCmEvent as u32) })?;
+            }
+            wait
+        }
     };
     let taken = take_from(&wait);
     if taken == Err(Errno::ERESTART) {

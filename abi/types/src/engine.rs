@@ -249,6 +249,10 @@ pub enum EngineCall {
     AllocParentDomain,
     SetEce,
     LeaveMulticast,
+    FreeDm,
+    DeallocTd,
+    GetRequest,
+    GetCmEvent,
 }
 
 /// A region that was looked for, and its length in bytes.

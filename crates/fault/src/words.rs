@@ -101,12 +101,18 @@ words! {
     DestroyAh = "destroy_ah",
     /// `ibv_alloc_dm`
     AllocDm = "alloc_dm",
+    /// `ibv_free_dm`
+    FreeDm = "free_dm",
     /// `ibv_alloc_td`
     AllocTd = "alloc_td",
+    /// `ibv_dealloc_td`
+    DeallocTd = "dealloc_td",
     /// `ibv_alloc_parent_domain`
     AllocParentDomain = "alloc_parent_domain",
     /// `ibv_open_xrcd`
     OpenXrcd = "open_xrcd",
+    /// `ibv_close_xrcd`
+    CloseXrcd = "close_xrcd",
     /// `ibv_advise_mr`
     AdviseMr = "advise_mr",
     /// `ibv_modify_cq`
@@ -115,16 +121,28 @@ words! {
     SetEce = "set_ece",
     /// `ibv_attach_mcast`
     AttachMcast = "attach_mcast",
+    /// `ibv_detach_mcast`
+    DetachMcast = "detach_mcast",
     /// `ibv_create_wq`
     CreateWq = "create_wq",
     /// `ibv_modify_wq`
     ModifyWq = "modify_wq",
+    /// `ibv_destroy_wq`
+    DestroyWq = "destroy_wq",
     /// `ibv_create_rwq_ind_table`
     CreateRwqIndTable = "create_rwq_ind_table",
+    /// `ibv_destroy_rwq_ind_table`
+    DestroyRwqIndTable = "destroy_rwq_ind_table",
     /// `ibv_create_flow`
     CreateFlow = "create_flow",
+    /// `ibv_destroy_flow`
+    DestroyFlow = "destroy_flow",
     /// `ibv_create_counters`
     CreateCounters = "create_counters",
+    /// `ibv_read_counters`
+    ReadCounters = "read_counters",
+    /// `ibv_destroy_counters`
+    DestroyCounters = "destroy_counters",
     /// A request of `ibv_post_send` or `ibv_wr_*`
     PostSend = "post_send",
     /// A request of `ibv_post_recv`
@@ -167,6 +185,10 @@ words! {
     SetOption = "set_option",
     /// `rdma_establish`, and the same for an identifier with a queue pair
     Establish = "establish",
+    /// `rdma_get_request`
+    GetRequest = "get_request",
+    /// `rdma_get_cm_event`
+    GetCmEvent = "get_cm_event",
 }
 
 impl Call {
@@ -183,6 +205,14 @@ impl Call {
                 | Self::DestroySrq
                 | Self::DestroyQp
                 | Self::DestroyAh
+                | Self::FreeDm
+                | Self::DeallocTd
+                | Self::CloseXrcd
+                | Self::DetachMcast
+                | Self::DestroyWq
+                | Self::DestroyRwqIndTable
+                | Self::DestroyFlow
+                | Self::DestroyCounters
         )
     }
 
@@ -201,6 +231,8 @@ impl Call {
                     | Self::LeaveMulticast
                     | Self::MigrateId
                     | Self::SetOption
+                    | Self::GetRequest
+                    | Self::GetCmEvent
             )
     }
 

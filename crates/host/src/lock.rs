@@ -16,8 +16,8 @@ const HELD: u32 = 1;
 
 /// Turns of the spin, each a pause instruction: a holder that is running lets go within it.
 const SPINS: u32 = 200;
-/// How long one who gives way looks out for one who is woken: first it keeps its processor, for as long as that
-/// takes where another is free, then it yields.
+/// How long one who gives way looks out for one who is woken: first it keeps its processor, for as long as
+/// that takes where another is free, then it yields.
 const COMES_WITHIN: Duration = Duration::from_micros(50);
 const YIELDS_FOR: Duration = Duration::from_micros(500);
 /// How long a sleeper sleeps at most. Whoever lets go may miss one that is about to sleep: the lock is given
@@ -114,8 +114,8 @@ impl<T> Guard<'_, T> {
     /// Gives the lock back, for somebody who takes it again at once, and again: whoever sleeps for it is
     /// woken, has a while to come, and would find it held each time otherwise.
     ///
-    /// It is over as soon as one has come, even if that one is gone again, and by the clock: where others compute
-    /// on this processor, a single yield gives them milliseconds.
+    /// It is over as soon as one has come, even if that one is gone again, and by the clock: where others
+    /// compute on this processor, a single yield gives them milliseconds.
     pub(crate) fn give_way(self) {
         let lock = self.lock;
         let awaited = lock.awaited.load(Ordering::Relaxed);

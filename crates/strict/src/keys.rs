@@ -10,13 +10,27 @@ use crate::trace::Trace;
 /// Registrations that have ended are remembered for so many more.
 const REMEMBERED: usize = 4096;
 
+/// How a registration has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By `ibv_dereg_mr`.
+    Deregistered,
+    /// By `ibv_rereg_mr`: there is another in its place.
+    Changed,
+}
+
 /// What the adapter itself finds wrong with the elements of a request, in their order.
 pub type Errors = [Option<AccessError>];
 
 impl Checker {
-    /// A registration is about to end. `receives` are posted, and name it: whose, and the oldest of each.
-    pub fn deregistered(&mut self, key: u32, receives: &[(Whose, u64)]) {
-        let region = format!("the region with lkey {key:#x} is deregistered while");
+    /// A registration has ended, or is another one now. `receives` are posted, and name it: whose, and the
+    /// oldest of each.
+    pub fn deregistered(&mut self, key: u32, end: End, receives: &[(Whose, u64)]) {
+        let how = match end {
+            End::Deregistered => "deregistered",
+            End::Changed => "changed by ibv_rereg_mr",
+        };
+        let region = format!("the region with lkey {key:#x} is {how} while");
         for (num, wr_id, trace) in self.sends_naming(key) {
             let what = format!("{region} request {wr_id:#x} of {} is outstanding", named(num));
             self.report(Kind::DeregInUse, what, vec![("the request was posted here", trace)]);

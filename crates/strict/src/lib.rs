@@ -19,7 +19,7 @@ mod trace;
 
 pub use checker::Checker;
 pub use ignore::Ignored;
-pub use keys::Errors;
+pub use keys::{End, Errors};
 pub use memory::{Memory, Request, Wanted};
 pub use report::{Kind, Report, Tally};
 pub use trace::Trace;

@@ -152,6 +152,52 @@ static int count(struct work_queue *w)
 	return counters ? 0 : errno;
 }
 
+/* Counters are read and go, a table and a queue go, each at the second try. */
+static void ends_are_refused(const void *argument)
+{
+	(void)argument;
+	struct work_queue w = work_queue();
+	struct ibv_counters_init_attr none = { 0 };
+	struct ibv_counters *counters = ibv_create_counters(w.context, &none);
+	struct ibv_rwq_ind_table_init_attr init = { .ind_tbl = &w.wq };
+	struct ibv_rwq_ind_table *table = ibv_create_rwq_ind_table(w.context, &init);
+	uint64_t value = 1;
+	CHECK(counters && table);
+	SAME(ibv_read_counters(counters, &value, 1, 0), ENOMEM);
+	SAME(value, 1);
+	SAME(ibv_read_counters(counters, &value, 1, 0), 0);
+	SAME(value, 0);
+	SAME(ibv_destroy_counters(counters), ENOMEM);
+	SAME(ibv_destroy_counters(counters), 0);
+	SAME(ibv_destroy_rwq_ind_table(table), ENOMEM);
+	SAME(ibv_destroy_rwq_ind_table(table), 0);
+	SAME(ibv_destroy_wq(w.wq), ENOMEM);
+	end_work_queue(&w);
+}
+
+/* A rule goes at the second try, where there may be any. */
+static void rule_stays(const void *argument)
+{
+	(void)argument;
+	struct work_queue w = work_queue();
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RAW_PACKET, .send_cq = w.cq, .recv_cq = w.cq,
+					 .cap = { 4, 4, 1, 1, 0 } };
+	struct ibv_qp *qp = ibv_create_qp(w.pd, &attr);
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth ethernet;
+	} rule = { { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof rule, .num_of_specs = 1, .port = 1 },
+		   { .type = IBV_FLOW_SPEC_ETH, .size = sizeof rule.ethernet } };
+	struct ibv_flow *flow = qp ? ibv_create_flow(qp, &rule.attr) : NULL;
+	if (flow) {
+		SAME(ibv_destroy_flow(flow), ENOMEM);
+		SAME(ibv_destroy_flow(flow), 0);
+	}
+	if (qp)
+		SAME(ibv_destroy_qp(qp), 0);
+	end_work_queue(&w);
+}
+
 static int spread(struct work_queue *w)
 {
 	struct ibv_rwq_ind_table_init_attr init = { .ind_tbl = &w->wq };
@@ -209,6 +255,12 @@ static void work_queues(void)
 	      "[[fault]]\ninject = 'refuse'\ncall = 'modify_wq'\nerrno = 'ENOMEM'\n"
 	      "[[fault]]\ninject = 'refuse'\ncall = 'create_counters'\nerrno = 'ENOMEM'\n"
 	      "[[fault]]\ninject = 'refuse'\ncall = 'create_rwq_ind_table'\nerrno = 'ENOMEM'\n");
+	under(ends_are_refused, NULL,
+	      "inject = 'refuse'\ncall = 'read_counters'\nerrno = 'ENOMEM'\n"
+	      "[[fault]]\ninject = 'refuse'\ncall = 'destroy_counters'\nerrno = 'ENOMEM'\n"
+	      "[[fault]]\ninject = 'refuse'\ncall = 'destroy_rwq_ind_table'\nerrno = 'ENOMEM'\n"
+	      "[[fault]]\ninject = 'refuse'\ncall = 'destroy_wq'\nerrno = 'ENOMEM'\n");
+	under(rule_stays, NULL, "inject = 'refuse'\ncall = 'destroy_flow'\nerrno = 'ENOMEM'\n");
 	under(device_goes, NULL,
 	      "inject = 'device_removal'\ncall = ['post_wq_recv', 'poll_cq']\nnth = 2\nevery = 1\n");
 }

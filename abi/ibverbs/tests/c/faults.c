@@ -635,10 +635,10 @@ static struct ibv_qp *datagrams(struct pair *p)
 	init.qp_type = IBV_QPT_UD;
 	return ibv_create_qp(p->pd, &init);
 }
+static const union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 1, 2, 3 } };
 static int attach_mcast(struct pair *p)
 {
 	static struct ibv_qp *qp;
-	static const union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 1, 2, 3 } };
 	qp = qp ? qp : datagrams(p);
 	int result = ibv_attach_mcast(qp, &group, 0);
 	if (!result) {
@@ -739,6 +739,40 @@ static int destroy_srq(struct pair *p)
 	srq = srq ? srq : ibv_create_srq(p->pd, &init);
 	return ibv_destroy_srq(srq);
 }
+static int free_dm(struct pair *p)
+{
+	static struct ibv_dm *dm;
+	struct ibv_alloc_dm_attr attr = { .length = 64 };
+	dm = dm ? dm : ibv_alloc_dm(p->context, &attr);
+	return ibv_free_dm(dm);
+}
+static int dealloc_td(struct pair *p)
+{
+	static struct ibv_td *td;
+	struct ibv_td_init_attr attr = { 0 };
+	td = td ? td : ibv_alloc_td(p->context, &attr);
+	return ibv_dealloc_td(td);
+}
+static int close_xrcd(struct pair *p)
+{
+	static struct ibv_xrcd *xrcd;
+	struct ibv_xrcd_init_attr init = { .fd = -1, .oflags = O_CREAT };
+	init.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+	xrcd = xrcd ? xrcd : ibv_open_xrcd(p->context, &init);
+	return ibv_close_xrcd(xrcd);
+}
+static int detach_mcast(struct pair *p)
+{
+	static struct ibv_qp *qp;
+	if (!qp) {
+		qp = datagrams(p);
+		SAME(ibv_attach_mcast(qp, &group, 0), 0);
+	}
+	int result = ibv_detach_mcast(qp, &group, 0);
+	if (!result)
+		SAME(ibv_destroy_qp(qp), 0);
+	return result;
+}
 static int destroy_qp(struct pair *p)
 {
 	static struct ibv_qp *qp;
@@ -782,13 +816,17 @@ static const struct refusal {
 	{ "create_ah", create_ah, 0 },
 	{ "destroy_ah", destroy_ah, 0 },
 	{ "alloc_dm", alloc_dm, 0 },
+	{ "free_dm", free_dm, 0 },
 	{ "alloc_td", alloc_td, 0 },
+	{ "dealloc_td", dealloc_td, 0 },
 	{ "alloc_parent_domain", alloc_parent_domain, 0 },
 	{ "open_xrcd", open_xrcd, 0 },
+	{ "close_xrcd", close_xrcd, 0 },
 	{ "advise_mr", advise_mr, 0 },
 	{ "modify_cq", modify_cq, 0 },
 	{ "set_ece", set_ece, 0 },
 	{ "attach_mcast", attach_mcast, 0 },
+	{ "detach_mcast", detach_mcast, 0 },
 	{ "create_wq", create_wq, 0 },
 	{ "create_flow", create_flow, 0 },
 	{ "post_send", post_a_send, 0 },

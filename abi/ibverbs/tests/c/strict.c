@@ -162,6 +162,20 @@ static void dereg_in_use(void)
 	close_pair(&p);
 }
 
+/* Its region has another length while a write from it is under way. */
+static void changed_in_use(void)
+{
+	struct pair p = connected_pair();
+	struct ibv_mr *mr = ibv_reg_mr(p.pd, p.a.buffer, 100, 0);
+	struct ibv_sge sge = { .addr = (uintptr_t)p.a.buffer, .length = 8, .lkey = mr->lkey };
+	struct ibv_send_wr wr = write_to_b(&p, 1, &sge);
+	post_send(&p.a, &wr);
+	SAME(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, p.pd, p.a.buffer, 50, 0), 0);
+	next_wc(&p.a);
+	SAME(ibv_dereg_mr(mr), 0);
+	close_pair(&p);
+}
+
 static void buffer_changed(void)
 {
 	struct pair p = connected_pair();
@@ -212,6 +226,40 @@ static void send_queue_full(void)
 	SAME(error, 0);
 	done(&p.a, 2, IBV_WC_SUCCESS);
 	close_pair(&p);
+}
+
+/* Posts until the queue is full, as ibv_post_send(3) allows, and polls then. One in so many is signalled. */
+static void until_full(int every)
+{
+	struct pair p = connected_pair();
+	struct ibv_sge sge = piece(&p.a, 0, 8);
+	int full = 0;
+	for (int i = 0; i < 5 * DEPTH;) {
+		struct ibv_send_wr wr = write_to_b(&p, i, &sge), *bad;
+		wr.send_flags = i % every == every - 1 ? IBV_SEND_SIGNALED : 0;
+		int error = ibv_post_send(p.a.qp, &wr, &bad);
+		if (error) {
+			SAME(error, ENOMEM);
+			SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+			full++;
+		}
+		i += !error;
+		usleep(100);
+	}
+	CHECK(full >= 3 * DEPTH / every);
+	for (int left = 5 * DEPTH / every - full; left > 0; left--)
+		SAME(next_wc(&p.a).status, IBV_WC_SUCCESS);
+	close_pair(&p);
+}
+
+static void until_full_of_signalled(void)
+{
+	until_full(1);
+}
+
+static void until_full_of_few_signalled(void)
+{
+	until_full(DEPTH / 2);
 }
 
 static void cq_too_small(void)
@@ -334,6 +382,16 @@ static void shared_after_dereg(void)
 }
 
 static void shared_refused(void)
+{
+	struct pair p = make_pair(1);
+	struct ibv_sge sges[10] = { 0 };
+	struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = sges, .num_sge = 10 }, *bad;
+	SAME(ibv_post_srq_recv(p.srq, &wr, &bad), EINVAL);
+	close_pair(&p);
+}
+
+/* Receives until there is no more room. */
+static void shared_full(void)
 {
 	struct pair p = make_pair(1);
 	struct ibv_recv_wr wr = { .wr_id = 1 }, *bad;
@@ -520,6 +578,9 @@ static void the_innocent(void)
 	SAME(lines_with("\"kind\""), 0);
 	SAME(strictly("fail", nothing_wrong), 0);
 	SAME(strictly("fail", ah_in_time), 0);
+	innocent(until_full_of_signalled);
+	innocent(until_full_of_few_signalled);
+	innocent(shared_full);
 }
 
 static void every_kind(void)
@@ -537,9 +598,12 @@ static void every_kind(void)
 	SAME(lines_with("\"wrong-key\""), 2);
 	SAME(lines_with("registered here"), 1);
 	finds("dereg-in-use", dereg_in_use);
+	finds("dereg-in-use", changed_in_use);
+	SAME(lines_with("is changed by ibv_rereg_mr"), 1);
 	finds("buffer-changed", buffer_changed);
 	finds("send-queue-overflow", send_queue_overflow);
 	finds("send-queue-overflow", send_queue_full);
+	SAME(lines_with("none of them signalled"), 1);
 	finds("cq-too-small", cq_too_small);
 	finds("missing-receive", missing_receive);
 	finds("missing-receive", missing_receive_of_datagram);

@@ -537,6 +537,41 @@ static void set_option(const void *argument)
 	ends(id);
 }
 
+/* Nothing is lost: what was to be taken comes with the next call. */
+static void take_event(const void *argument)
+{
+	struct sockaddr_in in;
+	struct rdma_cm_id *id;
+	struct rdma_cm_event *event;
+	(void)argument;
+	here = rdma_create_event_channel();
+	CHECK(rdma_create_id(here, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_resolve_addr(id, NULL, loopback(&in, 7471), 1000) == 0);
+	FAILS(rdma_get_cm_event(here, &event), ENOMEM);
+	pass(here, RDMA_CM_EVENT_ADDR_RESOLVED);
+	ends(id);
+}
+
+static void take_request(const void *argument)
+{
+	struct rdma_cm_id *listener, *active, *passive;
+	struct sockaddr_in in;
+	(void)argument;
+	CHECK(rdma_create_id(NULL, &listener, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(listener, loopback(&in, 0)) == 0);
+	CHECK(rdma_listen(listener, 1) == 0);
+	here = rdma_create_event_channel();
+	active = resolved(here, RDMA_PS_TCP, rdma_get_src_port(listener));
+	CHECK(rdma_connect(active, &param) == 0);
+	FAILS(rdma_get_request(listener, &passive), ENOMEM);
+	CHECK(rdma_get_request(listener, &passive) == 0);
+	CHECK(rdma_reject(passive, NULL, 0) == 0);
+	pass(here, RDMA_CM_EVENT_REJECTED);
+	ends(passive);
+	ends(active);
+	ends(listener);
+}
+
 static void establish(const void *argument)
 {
 	int port = begin();
@@ -574,6 +609,8 @@ static void every_refusal(void)
 		{ "migrate_id", migrate },
 		{ "set_option", set_option },
 		{ "establish", establish },
+		{ "get_cm_event", take_event },
+		{ "get_request", take_request },
 	};
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
 		under(cases[i].run, &cases[i], "inject = 'refuse'\ncall = '%s'\nerrno = 'ENOMEM'\n",

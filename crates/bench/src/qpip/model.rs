@@ -240,8 +240,8 @@ pub struct Row {
     pub message: u32,
     /// In the rounds; `None` where it failed.
     pub rounds: Vec<Option<Measured>>,
-    /// Nanoseconds of a cache line from one processor to the other and back in each, if that was one state from
-    /// beginning to end.
+    /// Nanoseconds of a cache line from one processor to the other and back in each, if that was one state
+    /// from beginning to end.
     pub lines_ns: Vec<Option<f64>>,
     /// How many rounds the sums are of: those in the commonest state of all contenders of the figure and the
     /// point, if there are enough.
@@ -340,8 +340,8 @@ impl Rows {
         all
     }
 
-    /// One's value by the other's, from the ratios within rounds: those in which both ran in one state, if there
-    /// are enough.
+    /// One's value by the other's, from the ratios within rounds: those in which both ran in one state, if
+    /// there are enough.
     pub(crate) fn ratio(
         &self,
         (ours, theirs): (&str, &str),

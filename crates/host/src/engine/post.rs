@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use quipu_cabi::Hold;
 use quipu_fault::{Call, Occasion};
-use quipu_nic::{Completion, CqId, QpId, QpType, SendWr, Sge, SrqId, Time, into_list};
+use quipu_nic::{Completion, CqId, Fault, QpId, QpType, SendWr, Sge, SrqId, Time, into_list};
 
 use super::Engine;
 use super::core::Core;
@@ -75,6 +75,8 @@ impl Doorbell<'_> {
         let outcome = self.core.adapter.check_send(qp, wr, ahead);
         if let Err(fault) = &outcome {
             self.core.watch_refused(qp, wr, fault);
+        } else if self.core.watched && self.core.is_full_strictly(qp, ahead) {
+            return Err(Fault::QueueFull.into());
         }
         Ok(outcome?)
     }

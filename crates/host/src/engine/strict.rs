@@ -10,7 +10,7 @@ use quipu_nic::{
     AhId, Completion, CqId, Fault, MrId, QpAttr, QpAttrMask, QpId, QpState, SendWr, Sge, SrqId,
     Time, Whose,
 };
-use quipu_strict::{Checker, Memory, Report, Wanted};
+use quipu_strict::{Checker, End, Memory, Report, Wanted};
 
 use super::core::Core;
 use crate::config::{Config, StrictMode};
@@ -105,6 +105,9 @@ impl Core {
         let mut memory = Memory::Unknown;
         let mut errors = Vec::new();
         if let Some(strict) = &mut self.strict {
+            if strict.checker.is_full(qp, 0) {
+                return Err(Fault::QueueFull.into());
+            }
             let to_read = strict.checker.to_read(wr);
             memory = self.adapter.fingerprint(qp, to_read).map_or(memory, Memory::Source);
             if self.adapter.is_in_progress(qp, to_read) {
@@ -133,6 +136,13 @@ impl Core {
             self.ring_watched(qp);
         }
         outcome
+    }
+
+    /// Whether the strict mode takes a send queue for full where the adapter has room for one more behind
+    /// `ahead` others.
+    #[cold]
+    pub(crate) fn is_full_strictly(&self, qp: QpId, ahead: u32) -> bool {
+        self.strict.as_ref().is_some_and(|strict| strict.checker.is_full(qp, ahead))
     }
 
     /// Notes that one of several sends, which are posted all or not at all, was refused.
@@ -260,7 +270,8 @@ impl Core {
         let Ok(info) = self.adapter.query_mr(mr) else { return };
         let key = info.key.0;
         if let Some(old) = strict.keys.insert(mr, key).filter(|&old| old != key) {
-            strict.checker.deregistered(old, &self.adapter.receives_naming(Key(old)));
+            let receives = self.adapter.receives_naming(Key(old));
+            strict.checker.deregistered(old, End::Changed, &receives);
         }
         strict.checker.registered(key, info.iova, info.len);
         strict.give_out();
@@ -278,7 +289,7 @@ impl Core {
     pub(crate) fn watch_dereg(&mut self, mr: MrId, receives: &[(Whose, u64)]) {
         let Some(strict) = &mut self.strict else { return };
         if let Some(key) = strict.keys.remove(&mr) {
-            strict.checker.deregistered(key, receives);
+            strict.checker.deregistered(key, End::Deregistered, receives);
             strict.give_out();
         }
     }

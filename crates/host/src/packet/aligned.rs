@@ -6,11 +6,11 @@ use std::ops::{Deref, DerefMut};
 pub(super) const STEP: usize = 512;
 /// Where they begin in it.
 ///
-/// The kernel copies frames by `rep movsb`. Processors of AMD with fast short ones (Zen 3 and 4) do that an octet
-/// at a time, a hundred times slower, where the target lies up to 15 octets further in its page than the source in
-/// its own. A target is the beginning of a page, for payload behind headers that the kernel was told of, or some
-/// tens of octets behind the beginning of an object of 512 or more. From here the first is far off with any
-/// headers (to 150 octets of them), and the second with any headroom up to 310.
+/// The kernel copies frames by `rep movsb`. Processors of AMD with fast short ones (Zen 3 and 4) do that an
+/// octet at a time, a hundred times slower, where the target lies up to 15 octets further in its page than
+/// the source in its own. A target is the beginning of a page, for payload behind headers that the kernel was
+/// told of, or some tens of octets behind the beginning of an object of 512 or more. From here the first is
+/// far off with any headers (to 150 octets of them), and the second with any headroom up to 310.
 const BEGIN: usize = 310;
 
 /// Octets that begin there.

@@ -1,12 +1,16 @@
 //! Connection management over loopback: two programs, most often in one engine.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quipu_host::connection::{ChannelKey, Event, EventKind, IdKey, Param, PortSpace, Refusal};
-use quipu_host::{Config, Engine, EngineError};
+use quipu_host::nic::{SendOp, WcStatus};
+use quipu_host::{Config, Engine, EngineError, SameHost};
+
+use crate::common;
 
 const RC: u8 = 2;
 const UD: u8 = 4;
@@ -351,17 +355,74 @@ fn datagram_services_are_looked_up() {
     }
 }
 
+/// How many descriptors this process may have, once it has asked for as many as it may ask for.
+fn descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limit is a live variable.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        let more = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const more) == 0 {
+            limit = more;
+        }
+    }
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
+/// Silent streams that a listener lets one host have, and so what they cost it.
+const HALF_OPEN: usize = 512;
+/// Descriptors that are left to the tests beside this one.
+const OTHERS: usize = 8_000;
+
 #[test]
 fn strangers_that_say_nothing_keep_nobody_waiting() {
-    let engine = engine();
-    let [server, client] = [(); 2].map(|()| Program::new(&engine));
-    let (_, address) = server.listen(PortSpace::Tcp, "127.0.0.1:0");
-    let silent: Vec<_> = (0..600).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
-    let begin = Instant::now();
-    client.connect(address, &Param::default());
-    server.expect(EventKind::ConnectRequest);
-    assert!(begin.elapsed() < Duration::from_secs(5));
-    drop(silent);
+    let engines = ["127.0.0.61", "127.0.0.62"].map(|it| common::engine(it, SameHost::Never));
+    let [server, client] = engines.each_ref().map(Program::new);
+    let (_, to) = server.listen(PortSpace::Tcp, "127.0.0.61:0");
+    let connected = || {
+        let active = client.connect(to, &Param::default());
+        let passive = server.expect(EventKind::ConnectRequest).id;
+        server.engine.cm_accept(passive, Some(&Param::default())).unwrap();
+        client.expect(EventKind::ConnectResponse);
+        client.engine.cm_accept(active, None).unwrap();
+        server.expect(EventKind::Established);
+        (active, passive)
+    };
+    let before = connected();
+    let (a, b) = common::pair(&engines[0], &engines[1], 64);
+    let goes_on = || {
+        b.receive(2, &[b.sge(0, 64)]);
+        a.post(1, SendOp::Send, &[a.sge(0, 64)]);
+        for (end, id) in [(&a, 1), (&b, 2)] {
+            let completion = end.poll();
+            assert_eq!((completion.wr_id, completion.status), (id, WcStatus::Success));
+        }
+    };
+    let count = descriptors().saturating_sub(OTHERS).clamp(HALF_OPEN + 100, 10_000);
+    let mut silent = Vec::new();
+    while silent.len() < count {
+        silent.extend((0..100).map(|_| TcpStream::connect(to).unwrap()));
+        goes_on();
+    }
+    let after = connected();
+    // The oldest were hung up on, and are not kept anywhere.
+    silent.iter().for_each(|stream| stream.set_nonblocking(true).unwrap());
+    let begun = Instant::now();
+    loop {
+        silent.retain(|stream| match stream.peek(&mut [0]) {
+            Ok(len) => len > 0,
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        });
+        if silent.len() <= HALF_OPEN {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{} are still there", silent.len());
+        goes_on();
+    }
+    for (active, passive) in [before, after] {
+        client.engine.cm_disconnect(active).unwrap();
+        assert_eq!(server.expect(EventKind::Disconnected).id, passive);
+    }
 }
 
 #[test]
