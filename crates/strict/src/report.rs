@@ -57,9 +57,9 @@ kinds! {
     /// Memory was deregistered while a request that names it was outstanding.
     DeregInUse = "dereg-in-use",
         "the adapter may still read or write the memory, or fails the request (IBA 10.6.6.2)",
-        "poll the completion of the request, or of a signalled one behind it, before ibv_dereg_mr \
-         or ibv_rereg_mr; what receives are left ends with their queue pair, or when it goes to the \
-         error state";
+        "poll the completion of the request, or of a signalled one behind it, before \
+         ibv_dereg_mr or ibv_rereg_mr; what receives are left ends with their queue pair, or when \
+         it goes to the error state";
     /// The payload of a send was not the same at its completion as when it was posted.
     BufferChanged = "buffer-changed",
         "an adapter reads the buffer any time until the request completes, and again when it \
