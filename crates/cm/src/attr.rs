@@ -115,7 +115,7 @@ impl Cm {
         let asked = id.peer.map_or(0, |peer| peer.initiator_depth);
         let of_adapter = id.protocol.is_of_adapter();
         Ok(QpParams {
-            qp_type: id.qp_type,
+            qp_type: id.service(),
             datagram: id.is_datagram(),
             of_adapter,
             remote_write: of_adapter || id.own.is_some() || id.peer.is_some(),

@@ -124,7 +124,7 @@ impl Cm {
         let gid = id.own_gid(self.config.gid);
         Ok(Offer {
             port_space: id.space.code(),
-            qp_type: id.qp_type,
+            qp_type: id.service(),
             srq: param.srq,
             flow_control: param.flow_control,
             qpn: param.qpn & 0x00ff_ffff,

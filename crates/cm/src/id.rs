@@ -180,6 +180,11 @@ impl Id {
         }
     }
 
+    /// The type of its queue pair, where it is no listener: of those that name none, RC.
+    pub(crate) fn service(&self) -> u8 {
+        if self.qp_type == 0 { qp_type::RC } else { self.qp_type }
+    }
+
     /// Whether it is for datagrams, not for connections.
     pub(crate) fn is_datagram(&self) -> bool {
         match self.space {

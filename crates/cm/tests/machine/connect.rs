@@ -481,6 +481,8 @@ fn a_listener_takes_requests_of_its_own_service() {
         (XRC_RECV, XRC_SEND, true, XRC_RECV),
         (0, UC, true, UC),
         (0, RC, true, RC),
+        (0, 0, true, RC),
+        (RC, 0, true, RC),
     ] {
         for space in [PortSpace::Ib, PortSpace::Tcp] {
             let mut pair = Pair::default();
