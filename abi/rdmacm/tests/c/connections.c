@@ -166,6 +166,7 @@ static void of_other_types(int port)
 		pass(there, RDMA_CM_EVENT_ESTABLISHED);
 		CHECK(rdma_disconnect(active) == 0);
 		pass(there, RDMA_CM_EVENT_DISCONNECTED);
+		CHECK(rdma_disconnect(passive) == 0);
 		pass(here, RDMA_CM_EVENT_DISCONNECTED);
 		rdma_destroy_qp(active);
 		rdma_destroy_qp(passive);
