@@ -3,6 +3,9 @@
 #![no_main]
 
 /// Taken as they stand, since the insides of a link are nobody's interface.
+#[path = "../../crates/host/src/packet/aligned.rs"]
+mod aligned;
+
 #[path = "../../crates/host/src/packet/inner.rs"]
 mod inner;
 #[allow(dead_code)]

@@ -119,12 +119,6 @@ fn service_of(ps: u32) -> u32 {
     if ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB { IBV_QPT_UD } else { IBV_QPT_RC }
 }
 
-/// What the engine is told where the program does not say: requests at a listener for TCP may be for any
-/// queue pairs, since its program makes those itself.
-fn any_of(ps: u32) -> u32 {
-    if ps == RDMA_PS_TCP { 0 } else { service_of(ps) }
-}
-
 /// Makes an identifier; without a channel, a synchronous one.
 ///
 /// # Safety
@@ -141,8 +135,8 @@ pub(crate) unsafe fn create(
     let channel = if synchronous { channel::create(true)? } else { channel };
     // SAFETY: of the program, or just made.
     let init_channel = unsafe { Channel::get(channel) }?.handle;
-    let public = blank(channel, context, ps, qp_type.unwrap_or(service_of(ps)));
-    let qp_type = qp_type.unwrap_or(any_of(ps));
+    let qp_type = qp_type.unwrap_or(service_of(ps));
+    let public = blank(channel, context, ps, qp_type);
     let state = IdState::new(api, CmIdHandle::NONE, synchronous);
     let made = Id::create_with(public, state, |raw, state| {
         let init =

@@ -48,6 +48,8 @@ pub(crate) struct Qp {
     pub(crate) srq: Option<SrqId>,
     sq_sig_all: bool,
     sends: VecDeque<Posted>,
+    /// How many sends have been found to have room, and are to be posted together.
+    passed: u32,
     pub(crate) receives: VecDeque<Received>,
     made: Trace,
 }
@@ -56,6 +58,11 @@ impl Qp {
     /// Sends are outstanding, and no completion will ever tell of one.
     fn signals_none(&self) -> bool {
         !self.sends.is_empty() && self.sends.iter().all(|posted| !posted.signaled)
+    }
+
+    fn is_full(&self, ahead: u32) -> bool {
+        let count = self.sends.len() + ahead as usize;
+        count >= self.cap.max_send_wr as usize && self.sends.iter().any(|posted| posted.signaled)
     }
 }
 
@@ -226,6 +233,7 @@ impl Checker {
             sq_sig_all: init.sq_sig_all,
             sends: VecDeque::new(),
             receives: VecDeque::new(),
+            passed: 0,
             made: Trace::here(),
         };
         self.qps.insert(id, qp);
@@ -363,11 +371,27 @@ impl Checker {
     /// Whether a send queue has no room for one more behind `ahead` others until completions are polled. An
     /// adapter of software has room as soon as requests are done, and no program may count on that. Where
     /// nothing is signalled there is nothing to poll, which is a report and no matter of waiting.
+    ///
+    /// Those that have room are posted then, all of them, whatever those among them signal.
     #[must_use]
-    pub fn is_full(&self, id: QpId, ahead: u32) -> bool {
-        let Some(qp) = self.qps.get(&id) else { return false };
-        let count = qp.sends.len() + ahead as usize;
-        count >= qp.cap.max_send_wr as usize && qp.sends.iter().any(|posted| posted.signaled)
+    pub fn is_full(&mut self, id: QpId, ahead: u32) -> bool {
+        let Some(qp) = self.qps.get_mut(&id) else { return false };
+        let full = qp.is_full(ahead);
+        qp.passed = if full { 0 } else { ahead + 1 };
+        full
+    }
+
+    /// The same of a send that is posted now, unless it has been found to have room.
+    #[must_use]
+    pub fn is_full_now(&mut self, id: QpId) -> bool {
+        let Some(qp) = self.qps.get_mut(&id) else { return false };
+        match qp.passed.checked_sub(1) {
+            Some(left) => {
+                qp.passed = left;
+                false
+            }
+            None => qp.is_full(0),
+        }
     }
 
     /// The send queue holds no more, or no more than the program has asked for.
@@ -384,7 +408,8 @@ impl Checker {
 
     /// A send was refused.
     pub fn refused_send(&mut self, id: QpId, wr_id: u64, fault: &Fault) {
-        let Some(qp) = self.qps.get(&id) else { return };
+        let Some(qp) = self.qps.get_mut(&id) else { return };
+        qp.passed = 0;
         if *fault == Fault::QueueFull && !qp.sends.is_empty() {
             // The cause is not this request. Who polls now, and posts again, does what ibv_post_send(3) says.
             if qp.signals_none() {

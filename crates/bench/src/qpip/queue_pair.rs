@@ -60,7 +60,7 @@ const TO_RECEIVE: u64 = 32 << 20;
 /// Requests of the queue that it does not use.
 const SHORT: u64 = 64;
 /// A sleep that is for many completions ends by then if there is one.
-const PERIOD_NS: u64 = 250_000_000;
+const PERIOD_NS: u64 = 60_000_000;
 /// Completions taken by one poll.
 const BATCH: usize = 64;
 /// In the number of a send.

@@ -105,7 +105,7 @@ impl Core {
         let mut memory = Memory::Unknown;
         let mut errors = Vec::new();
         if let Some(strict) = &mut self.strict {
-            if strict.checker.is_full(qp, 0) {
+            if strict.checker.is_full_now(qp) {
                 return Err(Fault::QueueFull.into());
             }
             let to_read = strict.checker.to_read(wr);
@@ -141,8 +141,8 @@ impl Core {
     /// Whether the strict mode takes a send queue for full where the adapter has room for one more behind
     /// `ahead` others.
     #[cold]
-    pub(crate) fn is_full_strictly(&self, qp: QpId, ahead: u32) -> bool {
-        self.strict.as_ref().is_some_and(|strict| strict.checker.is_full(qp, ahead))
+    pub(crate) fn is_full_strictly(&mut self, qp: QpId, ahead: u32) -> bool {
+        self.strict.as_mut().is_some_and(|strict| strict.checker.is_full(qp, ahead))
     }
 
     /// Notes that one of several sends, which are posted all or not at all, was refused.

@@ -73,7 +73,7 @@ impl PacketSocket {
             index,
             down: false,
             features,
-            waiting: Queue::new(SLOTS, SLOT),
+            waiting: Queue::new(SLOTS, LONGEST),
             congested: false,
             patience: Patience::default(),
             ring,

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::aligned::Aligned;
 use super::interface::{Name, control, mtu};
 use super::queue::Queue;
-use super::vnet::{self, LONGEST, SLOT, TooLong};
+use super::vnet::{self, LONGEST, TooLong};
 use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
 use super::{Refusal, Station, split, station};
 use crate::sys::{adopt, check, check_len, straight};
@@ -79,7 +79,7 @@ impl Tap {
         Ok(Self {
             fd,
             features,
-            waiting: Queue::new(SLOTS, SLOT),
+            waiting: Queue::new(SLOTS, LONGEST),
             congested: false,
             down: false,
             // One more octet: a frame that fills it was cut off.

@@ -70,7 +70,7 @@ impl TooLong {
     }
 }
 
-/// Room in a queue of slots of [`SLOT`] octets for the next frame, behind its header.
+/// Room in a queue of slots of [`LONGEST`] octets for the next frame, behind its header.
 pub(super) fn free(waiting: &mut Queue<usize>) -> Option<&mut [u8]> {
     waiting.free().map(|slot| &mut slot[LEN..])
 }

@@ -10,7 +10,7 @@ use crate::error::EngineError;
 use crate::link::socket::MAX_MESSAGE;
 
 /// The first word of a program's first message: what it wants, and in which layout of everything.
-pub(super) const HELLO: u64 = u64::from_be_bytes(*b"quipush\x04");
+pub(super) const HELLO: u64 = u64::from_be_bytes(*b"quipush\x05");
 
 /// Whether a word begins a conversation of this kind, in whatever version.
 pub(super) fn is_hello(word: u64) -> bool {

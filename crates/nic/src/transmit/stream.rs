@@ -105,22 +105,20 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
         _ => {}
     }
     let answers_turn = !stream.answers_turn;
-    let done = if answers_turn {
-        match answer(qp, hub, out, gather) {
-            Step::Nothing => request(qp, hub, out, gather),
-            done => done,
-        }
-    } else {
-        match request(qp, hub, out, gather) {
-            Step::Nothing => answer(qp, hub, out, gather),
-            done => done,
-        }
+    let mut take = |answers: bool| match answers {
+        true => answer(qp, hub, out, gather),
+        false => request(qp, hub, out, gather),
     };
-    // Whoever had no room keeps its turn: it would miss each one where the room is for one piece at a time.
-    if let (Step::Wrote(_), Path::Stream(stream)) = (&done, &mut qp.path) {
-        stream.answers_turn = answers_turn;
+    match take(answers_turn) {
+        // Whoever had no room keeps its turn: it would miss each one where the room is for one piece at a time.
+        Step::Nothing => take(!answers_turn),
+        done => {
+            if let Path::Stream(stream) = &mut qp.path {
+                stream.answers_turn = answers_turn;
+            }
+            done
+        }
     }
-    done
 }
 
 /// Whether the answer that comes next is a tagged message.
@@ -192,6 +190,9 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut
             Step::Again if matches!(&qp.path, Path::Stream(s) if s.outgoing.is_some()) => {}
             other => return other,
         }
+    } else if qp.requester.failing.is_some() {
+        // It ends when the requests before it have been answered, and until then nothing more of it goes.
+        return Step::Nothing;
     }
     let pd = qp.pd_number();
     // What completes before it has arrived is copied before it completes.

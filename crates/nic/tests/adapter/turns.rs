@@ -210,3 +210,48 @@ fn a_read_is_answered_within_a_long_write() {
     let len = pair.hosts[0].adapter.transmit(now, conn, &mut bytes);
     assert!(opcodes(&bytes[..len]).contains(&READ_RESPONSE));
 }
+
+/// A request that fails in its middle waits for those before it, and answers do not wait for it.
+#[test]
+fn a_read_is_answered_beside_a_write_that_has_failed() {
+    const READ_RESPONSE: u8 = 2;
+    const READ: usize = 64 << 10;
+    for pieces in 1..4 {
+        let mut pair = Pair::new(Way::Stream(usize::MAX));
+        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+        pair.connect(qps);
+        pair.run();
+        let from = pair.buffer_with(0, MIB, ALL_ACCESS);
+        let (own, to) =
+            (pair.buffer_with(0, MIB, ALL_ACCESS), pair.buffer_with(1, MIB, ALL_ACCESS));
+        let ([conn, other], now) = (pair.stream_ends(), pair.now);
+        // It is never answered here.
+        let read = SendOp::Read { addr: to.addr(), rkey: to.key() };
+        pair.send(0, qps[0], 1, read, &[own.sge(0, 8)]);
+        let write = SendOp::Write { addr: to.addr(), rkey: to.key() };
+        pair.send(0, qps[0], 2, write, &[from.sge(0, MIB)]);
+        let mut bytes = [0; 4096];
+        pair.hosts[0].adapter.transmit(now, conn, &mut bytes);
+
+        let read = SendOp::Read { addr: own.addr(), rkey: own.key() };
+        pair.send(1, qps[1], 3, read, &[to.sge(0, READ)]);
+        let len = pair.hosts[1].adapter.transmit(now, other, &mut bytes);
+        pair.hosts[0].adapter.handle_stream(now, conn, &bytes[..len]);
+        let mut answered = 0;
+        for round in 0..100 {
+            if round == pieces {
+                pair.hosts[0].adapter.dereg_mr(now, from.region.id).unwrap();
+            }
+            let len = pair.hosts[0].adapter.transmit(now, conn, &mut bytes);
+            let found = opcodes(&bytes[..len]);
+            answered += found.iter().filter(|&&opcode| opcode == READ_RESPONSE).count();
+        }
+        assert!(answered >= READ / 4096, "{pieces}: {answered}");
+        // Nothing is left, and nobody is told that there is.
+        let adapter = &mut pair.hosts[0].adapter;
+        let calls = std::iter::from_fn(|| adapter.next_transmit());
+        let left: Vec<_> = calls.take(9).collect();
+        assert_eq!(adapter.transmit(now, conn, &mut bytes), 0);
+        assert!(left.len() < 9 && adapter.next_transmit().is_none(), "{left:?}");
+    }
+}
