@@ -110,7 +110,8 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
         false => request(qp, hub, out, gather),
     };
     match take(answers_turn) {
-        // Whoever had no room keeps its turn: it would miss each one where the room is for one piece at a time.
+        // Whoever had no room keeps its turn: it would miss each one where there is room for one piece at a
+        // time.
         Step::Nothing => take(!answers_turn),
         done => {
             if let Path::Stream(stream) = &mut qp.path {
