@@ -257,9 +257,9 @@ pub(super) fn over_tcp(staged: &Staged) -> Vec<Row<'_>> {
     rows_at("one-host-tcp/v4", Hosts::One, Family::V4, &pairing)
 }
 
-/// What the strict mode has to say of programs themselves: perftest's connections by `rdma_cm` touch buffers
-/// before they have polled, `udaddy` destroys an address handle that is in use, `riostream` relies on the order
-/// in which writes are placed.
+/// Programs of which the strict mode has something to say: perftest's connections by `rdma_cm` touch buffers
+/// before they have polled, `udaddy` destroys an address handle that is in use, and `riostream` relies on the
+/// order in which writes are placed.
 const FAULTY: [&str; 3] = ["/ib_", "/udaddy/", "/riostream/"];
 
 /// Rows in the strict mode, which must find nothing to report in the others.
