@@ -51,6 +51,18 @@ static inline void pass(struct rdma_event_channel *channel, int type)
 	CHECK(rdma_ack_cm_event(expect(channel, type)) == 0);
 }
 
+/* Ends a connection from both sides, and their queue pairs. */
+static inline void parted(struct rdma_event_channel *here, struct rdma_cm_id *active,
+	struct rdma_event_channel *there, struct rdma_cm_id *passive)
+{
+	CHECK(rdma_disconnect(active) == 0);
+	pass(there, RDMA_CM_EVENT_DISCONNECTED);
+	CHECK(rdma_disconnect(passive) == 0);
+	pass(here, RDMA_CM_EVENT_DISCONNECTED);
+	rdma_destroy_qp(active);
+	rdma_destroy_qp(passive);
+}
+
 /* An identifier that listens; its port in *port, big endian. */
 static inline struct rdma_cm_id *listener(struct rdma_event_channel *channel, int ps, int *port)
 {

@@ -164,12 +164,7 @@ static void of_other_types(int port)
 		CHECK(rdma_accept(passive, &param) == 0);
 		pass(here, RDMA_CM_EVENT_ESTABLISHED);
 		pass(there, RDMA_CM_EVENT_ESTABLISHED);
-		CHECK(rdma_disconnect(active) == 0);
-		pass(there, RDMA_CM_EVENT_DISCONNECTED);
-		CHECK(rdma_disconnect(passive) == 0);
-		pass(here, RDMA_CM_EVENT_DISCONNECTED);
-		rdma_destroy_qp(active);
-		rdma_destroy_qp(passive);
+		parted(here, active, there, passive);
 		CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(passive) == 0);
 	}
 }

@@ -17,16 +17,6 @@ static struct rdma_cm_id *accepted(struct ibv_qp_init_attr_ex *init, struct ibv_
 	return child;
 }
 
-static void ended(struct rdma_cm_id *active, struct rdma_cm_id *passive)
-{
-	CHECK(rdma_disconnect(active) == 0);
-	pass(there, RDMA_CM_EVENT_DISCONNECTED);
-	CHECK(rdma_disconnect(passive) == 0);
-	pass(here, RDMA_CM_EVENT_DISCONNECTED);
-	rdma_destroy_qp(active);
-	rdma_destroy_qp(passive);
-}
-
 /* The identifier's receives are those of its shared queue. */
 static void shared(int port)
 {
@@ -73,7 +63,7 @@ static void shared(int port)
 	CHECK(strcmp(text[0] + 32, "written") == 0 && memcmp(text[0] + 16, "writ", 4) == 0);
 	CHECK(rdma_dereg_mr(mr) == 0 && rdma_dereg_mr(target) == 0);
 
-	ended(active, passive);
+	parted(here, active, there, passive);
 	CHECK(passive->srq);
 	rdma_destroy_srq(passive);
 	CHECK(!passive->srq);
@@ -129,7 +119,7 @@ static void named(void)
 	CHECK(rdma_get_recv_comp(listening, &wc) == 1 && wc.status == IBV_WC_SUCCESS && wc.byte_len == 10);
 	CHECK(strcmp(text[1], "by number") == 0);
 
-	ended(active, passive);
+	parted(here, active, there, passive);
 	CHECK(rdma_dereg_mr(mr) == 0);
 	rdma_destroy_ep(active);
 	rdma_destroy_ep(passive);
@@ -157,7 +147,7 @@ static void of_type(int port, int asks, int serves)
 	CHECK(attr.dest_qp_num == passive->qp->qp_num && init.qp_type == (unsigned)asks);
 	CHECK(ibv_query_qp(passive->qp, &attr, IBV_QP_STATE, &init) == 0 && attr.qp_state == IBV_QPS_RTS);
 	CHECK(attr.dest_qp_num == active->qp->qp_num && init.qp_type == (unsigned)serves);
-	ended(active, passive);
+	parted(here, active, there, passive);
 	CHECK(rdma_destroy_id(active) == 0 && rdma_destroy_id(passive) == 0);
 }
 
