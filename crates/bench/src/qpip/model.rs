@@ -1,6 +1,7 @@
 //! Who is measured on packet links, how, and what came out.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,8 @@ use crate::stats;
 pub struct PlannedQpip {
     /// How often every contender runs everything.
     pub rounds: u32,
-    /// How long a slice is, in milliseconds; a quarter of that before it is not counted.
+    /// How long a slice is, in milliseconds; a quarter of that before it is not counted, nor are the first 256
+    /// MiB of bulk transfer.
     pub slice_ms: u64,
     /// Largest IP packets of the links, in octets.
     pub mtus: Vec<u32>,
@@ -201,6 +203,13 @@ pub(crate) struct Slice {
     pub(crate) mtu: u32,
     pub(crate) message: u32,
     pub(crate) slice_ms: u64,
+}
+
+impl Slice {
+    /// How long it is.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_millis(self.slice_ms)
+    }
 }
 
 /// Processor time of an end, as parts of one processor.

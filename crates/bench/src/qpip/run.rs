@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::model::{CONTENDERS, EndKind, Figure, Link, Measured, PlannedQpip, Row, Rows, Slice};
-use super::stage::{Order, Reply};
+use super::stage::{LONGEST_WARM_UP, Order, Reply};
 use crate::nearness::Nearness;
 use crate::pair::{Launcher, lines_of};
 use crate::sys;
@@ -164,7 +164,7 @@ pub(crate) fn run(
             if race.replace((row.figure, row.at())) != Some((row.figure, row.at())) {
                 nearness.begin();
             }
-            let takes = Duration::from_millis(2 * plan.slice_ms);
+            let takes = (LONGEST_WARM_UP + 2) * Duration::from_millis(plan.slice_ms);
             let order = Order::Slice(slice(plan, row));
             let (outcome, line_ns) = nearness.measure(|| stage.run(&order, takes));
             row.rounds.resize(round, None);
