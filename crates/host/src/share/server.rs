@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use quipu_mem::Segment;
 use quipu_nic::ChannelId;
 
-use self::callers::{Caller, Greeted};
+use self::callers::{Caller, Closed, Greeted};
 use super::calls::write_info;
 use super::claim::Common;
 use super::folders::{own_place, own_places};
@@ -144,6 +144,7 @@ impl Sharer {
             leaving: Vec::new(),
             callers: Vec::new(),
             greeted: Vec::new(),
+            closed: Closed::default(),
             acceptor,
             next: 0,
             refusals: Arc::clone(&refusals),
@@ -255,6 +256,7 @@ struct Server {
     /// The oldest first.
     callers: Vec<Caller>,
     greeted: Vec<Greeted>,
+    closed: Closed,
     acceptor: Acceptor,
     /// The number of the next caller.
     next: u32,
@@ -360,7 +362,10 @@ impl Server {
             any = true;
             let number = item.token as u32;
             match item.token {
-                BELL => self.bell.clear(),
+                BELL => {
+                    self.bell.clear();
+                    self.attach_closed();
+                }
                 LISTENER => self.accept(),
                 token => match token & KIND {
                     CALLER => self.admit(number),

@@ -3,11 +3,11 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::guests::{Identity, has_place};
-use super::super::tenant::Tenant;
+use super::super::tenant::{Leaving, Tenant};
 use super::super::words::{HELLO, NOT_FOR_YOU, Reader, Writer, is_hello};
 use super::super::{pair, rings_len};
 use super::{
@@ -27,14 +27,18 @@ pub(super) struct Caller {
     since: Instant,
 }
 
-/// A program that was given its memory, and has not yet said that it has mapped it: until then it may take
-/// pages out of it, so that nobody else is to look there.
+/// A program that was given its memory, which is not closed yet: until then it may take pages out of it, so
+/// that nobody else is to look there.
 pub(super) struct Greeted {
     number: u32,
     tenant: Tenant,
-    file: OwnedFd,
+    /// Until it says that it has mapped it.
+    file: Option<OwnedFd>,
     since: Instant,
 }
+
+/// Programs whose memory is closed by now, or cannot be.
+pub(super) type Closed = Arc<Mutex<Vec<(u32, io::Result<()>)>>>;
 
 /// Why a program cannot attach.
 struct Refusal {
@@ -47,6 +51,11 @@ impl From<String> for Refusal {
     fn from(why: String) -> Self {
         Self { why, stranger: false }
     }
+}
+
+/// Nothing in there is left half done by a panic.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
@@ -108,7 +117,7 @@ impl Server {
         let refusal = if stranger { refusal.word(NOT_FOR_YOU) } else { refusal };
         // If it is gone it need not know.
         let _ = unix::send(socket, &refusal.bytes(), &[]);
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusals = lock(&self.refusals);
         if refusals.len() == MAX_REFUSALS {
             refusals.pop_front();
         }
@@ -172,45 +181,77 @@ impl Server {
         let tenant = tenant.map_err(io::Error::other)?;
         self.epoll.add(socket, libc::EPOLLIN, GREETED | u64::from(number))?;
         unix::send(socket, &self.welcome, &fds)?;
-        Ok(Greeted { number, tenant, file, since: Instant::now() })
+        Ok(Greeted { number, tenant, file: Some(file), since: Instant::now() })
     }
 
-    /// A program says that it has mapped what it was given, and is attached; or it does not, and is let go.
+    /// A program says that it has mapped what it was given, or it does not, and is let go. To close the memory
+    /// may take as long as the program likes, who may be at work on the file: others do not wait for that.
     pub(super) fn settle(&mut self, number: u32) {
         let Some(index) = self.greeted.iter().position(|greeted| greeted.number == number) else {
             return;
         };
-        let Greeted { mut tenant, file, .. } = self.greeted.remove(index);
-        self.epoll.remove(&tenant.socket);
+        let greeted = &mut self.greeted[index];
+        let socket = &greeted.tenant.socket;
+        self.epoll.remove(socket);
         let mut buffer = [0; MAX_MESSAGE];
-        let said = sys::receive(&tenant.socket, &mut buffer).unwrap_or(0);
-        if buffer[..said] != HELLO.to_ne_bytes() {
-            return;
-        }
-        match self.attach(number, &mut tenant, &file) {
-            Ok(()) => {
-                tracing::info!(number, user = tenant.user, "a program has attached");
-                self.tenants.push((number, tenant));
-            }
-            Err(error) => tracing::warn!(number, %error, "a program cannot attach"),
+        let said = sys::receive(socket, &mut buffer).unwrap_or(0);
+        let file = greeted.file.take().filter(|_| buffer[..said] == HELLO.to_ne_bytes());
+        let (closed, bell) = (Arc::clone(&self.closed), Arc::clone(&self.bell));
+        let close = |file: OwnedFd| {
+            let thread = std::thread::Builder::new().name("quipu-share-close".into());
+            thread.spawn(move || {
+                let outcome = segment::close(&file);
+                lock(&closed).push((number, outcome));
+                bell.set();
+            })
+        };
+        if !file.is_some_and(|file| close(file).is_ok()) {
+            self.dismiss(index);
         }
     }
 
-    /// Closes a program's memory, and listens to it from now on.
-    fn attach(&self, number: u32, tenant: &mut Tenant, file: &OwnedFd) -> io::Result<()> {
-        segment::close(file)?;
+    /// Lets go of a program before it is attached.
+    fn dismiss(&mut self, index: usize) {
+        let Greeted { tenant, .. } = self.greeted.remove(index);
+        self.epoll.remove(&tenant.socket);
+        self.leaving.push(Leaving::new(tenant));
+    }
+
+    /// Programs whose memory is closed are attached.
+    pub(super) fn attach_closed(&mut self) {
+        let closed = std::mem::take(&mut *lock(&self.closed));
+        for (number, outcome) in closed {
+            let Some(index) = self.greeted.iter().position(|it| it.number == number) else {
+                continue;
+            };
+            match outcome.and_then(|()| self.attach(index)) {
+                Ok(()) => {
+                    let Greeted { tenant, .. } = self.greeted.remove(index);
+                    tracing::info!(number, user = tenant.user, "a program has attached");
+                    self.tenants.push((number, tenant));
+                }
+                Err(error) => {
+                    tracing::warn!(number, %error, "a program cannot attach");
+                    self.dismiss(index);
+                }
+            }
+        }
+    }
+
+    /// Listens to a program from now on.
+    fn attach(&mut self, index: usize) -> io::Result<()> {
+        let Greeted { number, tenant, .. } = &mut self.greeted[index];
+        let number = u64::from(*number);
         // A child that the program has forked may keep its socket open. Without this, as where a sandbox
         // forbids it, the end of the socket tells.
         tenant.process = unix::peer_credentials(&tenant.socket)
             .and_then(|peer| sys::process(peer.pid))
-            .and_then(|it| {
-                self.epoll.add(&it, libc::EPOLLIN, PROCESS | u64::from(number)).map(|()| it)
-            })
+            .and_then(|it| self.epoll.add(&it, libc::EPOLLIN, PROCESS | number).map(|()| it))
             .ok();
-        self.epoll.add(&tenant.bell, libc::EPOLLIN, TENANT_BELL | u64::from(number))?;
+        self.epoll.add(&tenant.bell, libc::EPOLLIN, TENANT_BELL | number)?;
         // Once for each: they are taken at its turn, and while its ring is full they stay.
         for (fd, kind) in [(tenant.socket.as_raw_fd(), SOCKET), (tenant.events, EVENTS)] {
-            self.epoll.add(&fd, libc::EPOLLIN | libc::EPOLLET, kind | u64::from(number))?;
+            self.epoll.add(&fd, libc::EPOLLIN | libc::EPOLLET, kind | number)?;
         }
         Ok(())
     }
@@ -222,14 +263,17 @@ impl Server {
 
     /// Hangs up on those who have said nothing for too long.
     pub(super) fn hang_up(&mut self) {
-        let waits = |since: Instant, socket: &OwnedFd| {
-            let waits = since.elapsed() < PATIENCE;
+        self.callers.retain(|caller| {
+            let waits = caller.since.elapsed() < PATIENCE;
             if !waits {
-                self.epoll.remove(socket);
+                self.epoll.remove(&caller.socket);
             }
             waits
-        };
-        self.callers.retain(|caller| waits(caller.since, &caller.socket));
-        self.greeted.retain(|greeted| waits(greeted.since, &greeted.tenant.socket));
+        });
+        // One for which a thread is at work keeps its place: so there are no more of these.
+        let is_late = |it: &Greeted| it.file.is_some() && it.since.elapsed() >= PATIENCE;
+        while let Some(index) = self.greeted.iter().position(is_late) {
+            self.dismiss(index);
+        }
     }
 }
