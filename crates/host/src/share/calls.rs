@@ -327,7 +327,8 @@ fn reach(spots: &[Spot]) -> io::Result<(OwnedFd, u32)> {
             Ok(socket) => return Ok((socket, *owner)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                let why = format!("user {owner} shares it, but not with this user");
+                let whose = if *owner == 0 { "root".into() } else { format!("user {owner}") };
+                let why = format!("{whose} shares it, but not with this user");
                 refusal = io::Error::new(io::ErrorKind::PermissionDenied, why);
             }
             Err(error) => refusal = error,
