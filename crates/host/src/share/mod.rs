@@ -1,9 +1,9 @@
 //! An adapter in a process of its own, and programs that use it without any right (`specs/quipu-share.md`).
 //!
-//! The process that has the adapter (`server`) listens at a socket in a folder of its user (`folders`), or, if
-//! programs of others are to attach (`guests`), in one that these can enter. Each program that attaches gets
-//! a memory file and a bell. In the file are rings, in which requests are posted and completions come back
-//! (`slots`), and the arena, from which the program registers memory. Everything else is asked for by
+//! The process that has the adapter (`server`) listens at a socket in a folder of its user (`folders`), or,
+//! if programs of others are to attach (`guests`), in one that these can enter. Each program that attaches
+//! gets a memory file and a bell. In the file are rings, in which requests are posted and completions come
+//! back (`slots`), and the arena, from which the program registers memory. Everything else is asked for by
 //! messages on the socket (`words`), one at a time, each with an answer.
 //!
 //! The program's end has two parts: `calls`, which asks and waits, and `attached`, which is behind the lock

@@ -184,8 +184,9 @@ impl Server {
         Ok(Greeted { number, tenant, file: Some(file), since: Instant::now() })
     }
 
-    /// A program says that it has mapped what it was given, or it does not, and is let go. To close the memory
-    /// may take as long as the program likes, who may be at work on the file: others do not wait for that.
+    /// A program says that it has mapped what it was given, or it does not, and is let go. To close the
+    /// memory may take as long as the program likes, which may be at work on the file: others do not wait
+    /// for that.
     pub(super) fn settle(&mut self, number: u32) {
         let Some(index) = self.greeted.iter().position(|greeted| greeted.number == number) else {
             return;
@@ -205,7 +206,7 @@ impl Server {
                 bell.set();
             })
         };
-        if !file.is_some_and(|file| close(file).is_ok()) {
+        if file.is_none_or(|file| close(file).is_err()) {
             self.dismiss(index);
         }
     }
