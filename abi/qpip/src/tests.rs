@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, sockaddr, sockaddr_in6, sockaddr_storage};
 use quipu_cabi::Errno;
-use quipu_host::{Config, Engine, QpipConfig, Sharer, parse_address};
+use quipu_host::{Config, Engine, Guests, QpipConfig, Sharer, parse_address};
 
 use crate::adapter::*;
 use crate::address::{read, storage};
@@ -378,7 +378,8 @@ fn shared(name: &str) -> (Sharer, CString) {
     let qpip = Some(QpipConfig::new("udp:127.0.0.1:0".parse().unwrap()));
     let config = Config { qpip, counters: false, ..Config::default() };
     let name = format!("{name}-{}", std::process::id());
-    let sharer = Sharer::start(&Engine::open(config).unwrap(), &name).unwrap();
+    let engine = Engine::open(config).unwrap();
+    let sharer = Sharer::start(&engine, &name, &Guests::default()).unwrap();
     (sharer, CString::new(format!("share:{name}")).unwrap())
 }
 

@@ -42,7 +42,7 @@ use crate::qpip::QpipConfig;
 /// | `QUIPU_STRICT_IGNORE` | `KIND` or `KIND@PLACE`, with commas between them | what it does not report: reports of a kind, or those where a function, library or source file is named so |
 /// | `QUIPU_STRICT_ORDER` | `reverse` (default), `shuffle`, `shuffle:SEED`, `off` | in the strict mode, the order in which bytes of writes of peers are placed: see [`StrictOrder`] |
 /// | `QUIPU_STRICT_HOLD_US` | 1 to 60000000, default 1000 | for how many microseconds bytes are then held back |
-/// | `QUIPU_QPIP_LINK` | `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME`, `udp:ADDRESS:PORT`, `share:NAME` | the link of queue pairs over the adapter's own TCP and UDP (`docs/qpip.md`) |
+/// | `QUIPU_QPIP_LINK` | `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME`, `udp:ADDRESS:PORT`, `share:NAME[,user=USER]` | the link of queue pairs over the adapter's own TCP and UDP (`docs/qpip.md`) |
 /// | `QUIPU_QPIP_ADDRESS` | addresses with the lengths of their prefixes, such as `10.9.0.2/24,fd09::2/64` | its addresses there, which must not be the kernel's |
 /// | `QUIPU_QPIP_GATEWAY` | addresses, with commas between them | who forwards from there to everybody else |
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |

@@ -5,11 +5,11 @@
 //! long as the engine lives, so that one whose process was killed can be told, and is removed by whoever
 //! finds it.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,9 +23,9 @@ use quipu_observe::{
 
 pub use quipu_observe as observe;
 
+use crate::accounts::{is_own_user, own_user};
 use crate::address::HostAddress;
 use crate::fork;
-use crate::link::socket as link;
 use crate::sys;
 use crate::tap::Adapter;
 
@@ -321,33 +321,43 @@ pub fn epoch_ns() -> u64 {
 /// Where this user's engines show their counters: the folder that the system gives each user who is
 /// logged in, else one in shared memory.
 fn folders() -> Vec<PathBuf> {
-    let user = link::own_user();
+    let user = own_user();
     vec![format!("/run/user/{user}/quipu").into(), format!("/dev/shm/quipu-{user}").into()]
 }
 
 /// The first of the folders that there is, or that can be made.
 pub(crate) fn own_folder() -> io::Result<PathBuf> {
-    if !link::is_own_user(link::own_user()) {
-        return Err(io::Error::other("the user has no number of its own"));
-    }
-    first_private(folders())
+    first_of(&folders(), 0o700, is_private)
 }
 
-fn first_private(folders: Vec<PathBuf>) -> io::Result<PathBuf> {
+/// The first folder that there is, or that can be made with these rights, and that will do.
+pub(crate) fn first_of(
+    folders: &[PathBuf],
+    mode: u32,
+    will_do: impl Fn(&Path) -> bool,
+) -> io::Result<PathBuf> {
+    if !is_own_user(own_user()) {
+        return Err(io::Error::other("the user has no number of its own"));
+    }
     let mut refusal = io::ErrorKind::NotFound.into();
     for folder in folders {
-        match DirBuilder::new().mode(0o700).create(&folder) {
+        let made = DirBuilder::new().mode(mode).create(folder);
+        // What new files may be is not to make it less.
+        let made = made.and_then(|()| fs::set_permissions(folder, Permissions::from_mode(mode)));
+        match made {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 refusal = io::Error::new(error.kind(), format!("{}: {error}", folder.display()));
                 continue;
             }
             _ => {}
         }
-        if is_private(&folder) {
-            return Ok(folder);
+        if will_do(folder) {
+            return Ok(folder.clone());
         }
-        let why = "is there, and not this user's alone: somebody else may have made it";
-        let words = format!("{} {why}", folder.display());
+        let words = format!(
+            "{} is there, and not this user's with the mode {mode:04o}: somebody else may have made it",
+            folder.display()
+        );
         refusal = io::Error::new(io::ErrorKind::PermissionDenied, words);
     }
     Err(refusal)
@@ -361,9 +371,8 @@ pub(crate) fn private_folders() -> impl Iterator<Item = PathBuf> {
 /// Whether nobody but this user can have put anything there. In a folder where everybody may write,
 /// somebody else may have been first.
 fn is_private(folder: &Path) -> bool {
-    fs::symlink_metadata(folder).is_ok_and(|data| {
-        data.is_dir() && data.uid() == link::own_user() && data.mode() & 0o077 == 0
-    })
+    fs::symlink_metadata(folder)
+        .is_ok_and(|data| data.is_dir() && data.uid() == own_user() && data.mode() & 0o077 == 0)
 }
 
 /// The files in a folder.
@@ -452,13 +461,13 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_somebody_elses_is_named() {
-        use std::os::unix::fs::PermissionsExt;
         let place = std::env::temp_dir().join(format!("quipu-folder-{}", std::process::id()));
-        assert_eq!(first_private(vec![place.clone()]).unwrap(), place);
-        fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(first_of(std::slice::from_ref(&place), 0o700, is_private).unwrap(), place);
+        fs::set_permissions(&place, Permissions::from_mode(0o777)).unwrap();
         let none = place.join("no").join("such");
         for folder in [&place, &none] {
-            let refusal = first_private(vec![folder.clone()]).unwrap_err().to_string();
+            let refusal = first_of(std::slice::from_ref(folder), 0o700, is_private);
+            let refusal = refusal.unwrap_err().to_string();
             assert!(refusal.contains(folder.to_str().unwrap()), "{refusal}");
         }
         fs::remove_dir(&place).unwrap();

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use crate::accounts;
 use crate::address::{default_address, find_address, host_addresses};
 use crate::clock;
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
@@ -127,7 +128,7 @@ fn descriptors() -> Check {
 }
 
 fn same_host(config: &Config) -> Check {
-    if config.same_host == SameHost::Auto && !socket::is_own_user(socket::own_user()) {
+    if config.same_host == SameHost::Auto && !accounts::is_own_user(accounts::own_user()) {
         let detail = "by TCP: this user's number is also that of all users without one";
         return Check::new("same host", Verdict::Warn, detail)
             .remedy("run as a user that has a number of its own in this user namespace");

@@ -30,6 +30,7 @@
 //! for nothing; system calls under it do not block. A [`Doorbell`] holds it for its owner, who may
 //! take others. The lock around the helper's thread handle is taken outside of it only.
 
+mod accounts;
 mod address;
 mod blank;
 mod buffer;
@@ -67,6 +68,7 @@ pub use quipu_inet as inet;
 pub use quipu_nic as nic;
 pub use quipu_strict as strict;
 
+pub use accounts::{Account, AccountError};
 pub use address::{HostAddress, default_address, find_address, host_addresses};
 pub use config::{
     CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, SharedPages,
@@ -79,5 +81,5 @@ pub use error::{EngineError, OpenError};
 pub use exec::{become_program, gives_no_rights, has_capabilities, may_execute};
 pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
-pub use share::{ShareError, Sharer};
+pub use share::{Guests, ShareError, Sharer};
 pub use sys::with_more_descriptors;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_host::nic::{Access, AsyncEvent, Fault, Gid, PdId};
-use quipu_host::{Config, ContextId, Engine, ShareError, Sharer};
+use quipu_host::{Config, ContextId, Engine, Guests, ShareError, Sharer};
 
 use crate::cq::CompletionQueue;
 use crate::error::Error;
@@ -27,8 +27,8 @@ pub(crate) struct EngineHandle(Arc<Engine>);
 
 impl EngineHandle {
     /// Shares the adapter with other processes.
-    pub(crate) fn share(&self, name: &str) -> Result<Sharer, ShareError> {
-        Sharer::start(&self.0, name)
+    pub(crate) fn share(&self, name: &str, guests: &Guests) -> Result<Sharer, ShareError> {
+        Sharer::start(&self.0, name, guests)
     }
 }
 

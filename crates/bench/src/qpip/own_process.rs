@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use quipu_host::{Engine, Sharer};
+use quipu_host::{Engine, Guests, Sharer};
 use serde::{Deserialize, Serialize};
 
 use super::queue_pair::open;
@@ -106,5 +106,5 @@ pub(crate) fn main() -> Result<()> {
 
 fn share(setup: &Setup) -> Result<(Sharer, Arc<Engine>)> {
     let engine = open(&setup.link, setup.address)?;
-    Ok((Sharer::start(&engine, &setup.name)?, engine))
+    Ok((Sharer::start(&engine, &setup.name, &Guests::default())?, engine))
 }

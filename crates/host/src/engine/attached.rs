@@ -29,8 +29,10 @@ pub(super) fn attach(
     arena_bytes: usize,
     epoll: &Arc<Epoll>,
 ) -> Result<Option<(Calls, Box<Attached>)>, LinkError> {
-    let LinkSpec::Share { name } = link else { return Ok(None) };
-    let attached = Calls::attach(link, name, arena_bytes).and_then(|welcome| {
+    if !link.is_shared() {
+        return Ok(None);
+    }
+    let attached = Calls::attach(link, arena_bytes).and_then(|welcome| {
         let attached = Attached::new(&welcome.memory, welcome.bell, Arc::clone(epoll))?;
         Ok((welcome.calls, Box::new(attached)))
     });

@@ -35,6 +35,7 @@ use quipu_nic::{ConnId, Fault, Gid, LINK_MESSAGE_MAX, LinkId, LinkMessage, PeerM
 
 use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
+use crate::accounts;
 use crate::handle_map::HandleMap;
 use crate::net::listener::{Accepted, Acceptor, Resting};
 use crate::net::table::Table;
@@ -144,11 +145,11 @@ enum Broken {
 
 /// The process at the other end of a socket, if it is of the same user.
 fn check_user(fd: &OwnedFd) -> io::Result<libc::pid_t> {
-    let (pid, uid) = socket::peer_credentials(fd)?;
-    if !socket::is_own_user(uid) {
+    let peer = socket::peer_credentials(fd)?;
+    if !accounts::is_own_user(peer.uid) {
         return Err(io::Error::other("the peer belongs, or may belong, to another user"));
     }
-    Ok(pid)
+    Ok(peer.pid)
 }
 
 /// Access to this process's own memory, if the kernel allows even that.

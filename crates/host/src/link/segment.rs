@@ -91,6 +91,8 @@ fn map(fd: &OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
 pub(crate) enum Writers {
     /// Both sides.
     Both,
+    /// Both sides, each through the mapping that it has when the segment is [closed](close).
+    Mapped,
     /// This process alone, through the mapping that it makes now.
     Creator,
 }
@@ -110,15 +112,22 @@ pub(crate) fn create(name: &CStr, len: usize, writers: Writers) -> io::Result<(O
 fn create_exactly(name: &CStr, len: usize, writers: Writers) -> io::Result<(OwnedFd, Segment)> {
     let fd = file(name, len)?;
     let segment = map(&fd, len, true)?;
-    if writers == Writers::Creator {
-        // Linux 5.1. Where it is missing the peer is trusted: it runs as the same user, and may
-        // reach into this process anyway.
-        if let Err(error) = seal(&fd, libc::F_SEAL_FUTURE_WRITE) {
-            tracing::debug!(%error, "cannot make a shared segment read-only for peers");
-        }
+    match writers {
+        Writers::Both => seal(&fd, libc::F_SEAL_SEAL)?,
+        Writers::Creator => close(&fd)?,
+        Writers::Mapped => {}
     }
-    seal(&fd, libc::F_SEAL_SEAL)?;
     Ok((fd, segment))
+}
+
+/// Lets nobody write to a segment any more but through the mappings that there are. Nobody takes pages out
+/// of it then, either, for which the kernel holds up whoever uses them.
+pub(crate) fn close(fd: &OwnedFd) -> io::Result<()> {
+    // Linux 5.1. Where it is missing the peer is trusted.
+    if let Err(error) = seal(fd, libc::F_SEAL_FUTURE_WRITE) {
+        tracing::debug!(%error, "a peer may write to a shared segment, and take pages out of it");
+    }
+    seal(fd, libc::F_SEAL_SEAL)
 }
 
 /// A memory file of `len` zeros, which keeps that size.
@@ -150,7 +159,7 @@ pub(crate) fn attach(fd: &OwnedFd, writers: Writers, most: usize) -> io::Result<
     if !(MIN_BYTES..=most).contains(&len) {
         return Err(io::Error::other("the peer's segment has an impossible size"));
     }
-    map(fd, len, writers == Writers::Both)
+    map(fd, len, writers != Writers::Creator)
 }
 
 /// Maps the first `len` bytes of a file that a peer created, after the same checks, if its inode is the one
@@ -226,6 +235,28 @@ mod tests {
         // SAFETY: takes integers only.
         assert_eq!(unsafe { libc::ftruncate(fd.as_raw_fd(), 0) }, -1);
         assert!(attach(&memfd(c"open").unwrap(), Writers::Both, MAX_BYTES).is_err());
+    }
+
+    #[test]
+    fn nobody_takes_pages_out_of_a_closed_segment() {
+        let (fd, mine) = create(c"test", 1 << 20, Writers::Mapped).unwrap();
+        let theirs = attach(&fd, Writers::Mapped, MAX_BYTES).unwrap();
+        // SAFETY: the range is all of a mapping, in which nobody has references.
+        let take_out = || unsafe {
+            let base = std::ptr::with_exposed_provenance_mut(theirs.addr());
+            libc::madvise(base, theirs.len(), libc::MADV_REMOVE)
+        };
+        assert_eq!(take_out(), 0, "so this is how to do it");
+        close(&fd).unwrap();
+        mine.write(0, b"x").unwrap();
+        theirs.write(1, b"y").unwrap();
+        assert_eq!(take_out(), -1);
+        assert!(crate::sys::punch_hole(&fd, 4096).is_err());
+        let mut out = [0; 2];
+        mine.read(0, &mut out).unwrap();
+        assert_eq!(&out, b"xy");
+        // Nor is there another way in.
+        assert!(attach(&fd, Writers::Mapped, MAX_BYTES).is_err());
     }
 
     /// The kernel ends a process that asks for more.

@@ -71,9 +71,9 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     })
 }
 
-/// Process and user at the other end, as the kernel saw them at connect or listen; the process
+/// Process, user and group at the other end, as the kernel saw them at connect or listen; the process
 /// number is 0 if it has none in this PID namespace.
-pub(crate) fn peer_credentials(fd: &OwnedFd) -> io::Result<(libc::pid_t, libc::uid_t)> {
+pub(crate) fn peer_credentials(fd: &OwnedFd) -> io::Result<libc::ucred> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `cred`.
@@ -86,34 +86,38 @@ pub(crate) fn peer_credentials(fd: &OwnedFd) -> io::Result<(libc::pid_t, libc::u
             &raw mut len,
         )
     })?;
-    Ok((cred.pid, cred.uid))
+    Ok(cred)
 }
 
-/// The user that this process acts as.
-pub(crate) fn own_user() -> libc::uid_t {
-    // SAFETY: takes nothing and cannot fail.
-    unsafe { libc::geteuid() }
-}
-
-/// Whether a user number of a peer is that of this process and of nobody else. In a user namespace all
-/// users that have no number there appear under one and the same (user_namespaces(7)).
-pub(crate) fn is_own_user(user: libc::uid_t) -> bool {
-    user == own_user() && (user != overflow_user() || all_users_have_numbers())
-}
-
-/// The number of those who have none.
-fn overflow_user() -> libc::uid_t {
-    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
-    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65_534)
-}
-
-fn all_users_have_numbers() -> bool {
-    std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| maps_everybody(&map))
-}
-
-/// Whether a uid_map is that of the initial user namespace.
-fn maps_everybody(map: &str) -> bool {
-    map.split_whitespace().eq(["0", "0", "4294967295"])
+/// The other groups of whoever is at the other end, as the kernel saw them then.
+pub(crate) fn peer_groups(fd: &OwnedFd) -> io::Result<Vec<libc::gid_t>> {
+    // In asm-generic/socket.h; the libc crate has no name for it.
+    const SO_PEERGROUPS: c_int = 59;
+    let mut groups: Vec<libc::gid_t> = vec![0; 32];
+    loop {
+        let mut len = size_of_val(&groups[..]) as socklen_t;
+        // SAFETY: the kernel writes at most `len` bytes to `groups`.
+        let outcome = check(unsafe {
+            libc::getsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        });
+        match outcome {
+            // It has said how many there are.
+            Err(error) if error.raw_os_error() == Some(libc::ERANGE) => {
+                groups.resize(len as usize / size_of::<libc::gid_t>(), 0);
+            }
+            outcome => {
+                outcome?;
+                groups.truncate(len as usize / size_of::<libc::gid_t>());
+                return Ok(groups);
+            }
+        }
+    }
 }
 
 /// Sends one message with descriptors. Never waits; a message is sent whole or not at all.
@@ -219,16 +223,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_those_without_one_is_nobodys() {
-        assert!(maps_everybody("         0          0 4294967295\n"));
-        for map in ["", "0 1000 1\n", "0 0 65536\n", "0 100000 4294967295", "0 0 1\n1 1 9\n"] {
-            assert!(!maps_everybody(map), "{map}");
-        }
-        assert!(!is_own_user(own_user() + 1));
-        assert!(is_own_user(own_user()) || own_user() == overflow_user());
-    }
-
-    #[test]
     fn descriptors_can_be_declined() {
         let address = "127.0.0.9:65003".parse().unwrap();
         let listener = listen(address).unwrap();
@@ -255,8 +249,16 @@ mod tests {
         assert!(connect("127.0.0.9:65002".parse().unwrap()).is_err());
         let caller = connect(address).unwrap();
         let callee = accept(&listener).unwrap();
-        let (pid, uid) = peer_credentials(&callee).unwrap();
-        assert_eq!((pid as u32, uid), (std::process::id(), own_user()));
+        let peer = peer_credentials(&callee).unwrap();
+        assert_eq!((peer.pid as u32, peer.uid), (std::process::id(), crate::accounts::own_user()));
+        // SAFETY: with a size of 0 nothing is written; then at most as many as there is room for.
+        let own = unsafe {
+            let count = libc::getgroups(0, std::ptr::null_mut());
+            let mut own = vec![0; count as usize];
+            assert_eq!(libc::getgroups(count, own.as_mut_ptr()), count);
+            own
+        };
+        assert_eq!(peer_groups(&callee).unwrap(), own);
 
         send(&caller, b"one", &[listener.as_raw_fd()]).unwrap();
         send(&caller, b"two", &[]).unwrap();

@@ -51,8 +51,8 @@ impl LinkError {
 fn remedy(link: &LinkSpec, error: &io::Error) -> String {
     // Of a device that has none, the kernel would have chosen one.
     let name = link.interface().filter(|name| !name.is_empty()).unwrap_or("NAME");
-    if let LinkSpec::Share { name } = link
-        && let Some(remedy) = remedy_of_share(name, error.kind())
+    if let LinkSpec::Share { name, user } = link
+        && let Some(remedy) = remedy_of_share(name, user.as_deref(), error.kind())
     {
         return remedy;
     }
@@ -121,10 +121,23 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
 }
 
 /// What to do about an adapter that another process shares under this name.
-fn remedy_of_share(name: &str, kind: io::ErrorKind) -> Option<String> {
+fn remedy_of_share(name: &str, user: Option<&str>, kind: io::ErrorKind) -> Option<String> {
     Some(match kind {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            format!("share one first, as this user: quipu nic --share {name} --link ...")
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => match user {
+            None => format!(
+                "share one first, as this user: quipu nic --share {name} --link ...; or have root share it \
+                 with you: --user YOU behind that; if another user does, say so: share:{name},user=USER"
+            ),
+            Some(user) => format!(
+                "have {user} share one with you: quipu nic --share {name} --user YOU --link ..."
+            ),
+        },
+        io::ErrorKind::PermissionDenied => format!(
+            "have it shared with you, by --user YOU or a --group that you are in behind quipu nic --share \
+             {name}; a program is in the groups that its user had at login"
+        ),
+        io::ErrorKind::InvalidInput => {
+            "name a user that there is (getent passwd), or its number".to_owned()
         }
         io::ErrorKind::ResourceBusy => "end a program that uses it, or share another adapter under another \
                                         name: quipu nic --share NAME --link ..."
@@ -147,6 +160,20 @@ fn remedy_of_share(name: &str, kind: io::ErrorKind) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_to_share_an_adapter_is_told() {
+        let said = |link: &str, kind: io::ErrorKind| {
+            LinkError::new(&link.parse().unwrap(), "attach", kind.into()).to_string()
+        };
+        let nobody = said("share:lab", io::ErrorKind::NotFound);
+        assert!(nobody.contains("quipu nic --share lab --link"), "{nobody}");
+        assert!(nobody.contains("share:lab,user=USER"), "{nobody}");
+        let of_another = said("share:lab,user=alice", io::ErrorKind::NotFound);
+        assert!(of_another.contains("have alice share one with you"), "{of_another}");
+        let stranger = said("share:lab", io::ErrorKind::PermissionDenied);
+        assert!(stranger.contains("--user YOU or a --group"), "{stranger}");
+    }
 
     #[test]
     fn a_device_whose_name_the_kernel_was_to_choose_is_named_by_a_word() {

@@ -59,10 +59,12 @@ pub enum LinkSpec {
         /// Peers whose place does not follow from their inner address.
         peers: Vec<Peer>,
     },
-    /// `share:NAME`: no link of one's own, but the adapter that another process shares.
+    /// `share:NAME[,user=USER]`: no link of one's own, but the adapter that another process shares.
     Share {
         /// The name that it was given there.
         name: String,
+        /// Whose process that is, by name or number; without one it is this user's, or else root's.
+        user: Option<String>,
     },
 }
 
@@ -92,6 +94,7 @@ pub struct SpecError {
 const KINDS: &str =
     "expected tap:NAME, packet:INTERFACE, xdp:INTERFACE, ns:NAME, udp:ADDRESS:PORT or share:NAME";
 const SHARE: &str = "a shared adapter has a name of 1 to 32 letters, digits, dots, - or _";
+const OWNER: &str = "expected user=USER behind the comma, once: who shares the adapter";
 const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
 const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX behind the comma, once";
 const XDP: &str = "expected queue=NUMBER or station=XX:XX:XX:XX:XX:XX behind a comma";
@@ -173,7 +176,9 @@ fn parse(text: &str) -> Result<LinkSpec, &'static str> {
             }
             Ok(LinkSpec::Udp { bind, peers })
         }
-        "share" if share::is_name(rest) => Ok(LinkSpec::Share { name: rest.to_owned() }),
+        "share" if share::is_name(what) => {
+            Ok(LinkSpec::Share { name: what.to_owned(), user: user_option(parts)? })
+        }
         "share" => Err(SHARE),
         _ => Err(KINDS),
     }
@@ -192,6 +197,18 @@ fn interface(name: &str) -> Result<String, &'static str> {
 /// The name of a device that is made, which the kernel may choose.
 fn device(name: &str) -> Result<String, &'static str> {
     if name.is_empty() { Ok(String::new()) } else { interface(name) }
+}
+
+/// Who shares an adapter.
+fn user_option<'a>(
+    mut parts: impl Iterator<Item = &'a str>,
+) -> Result<Option<String>, &'static str> {
+    let Some(part) = parts.next() else { return Ok(None) };
+    let user = part.strip_prefix("user=").filter(|user| !user.is_empty()).ok_or(OWNER)?;
+    if parts.next().is_some() || user.contains(char::is_whitespace) {
+        return Err(OWNER);
+    }
+    Ok(Some(user.to_owned()))
 }
 
 fn xdp<'a>(
@@ -310,7 +327,10 @@ impl fmt::Display for LinkSpec {
                 write!(f, "udp:{bind}")?;
                 peers.iter().try_for_each(|p| write!(f, ",peer={}@{}", p.inner, p.place))
             }
-            Self::Share { name } => write!(f, "share:{name}"),
+            Self::Share { name, user } => {
+                write!(f, "share:{name}")?;
+                user.as_ref().map_or(Ok(()), |user| write!(f, ",user={user}"))
+            }
         }
     }
 }
@@ -348,6 +368,7 @@ mod tests {
             "udp:[2001:db8::1]:4000,peer=fd00::2@[2001:db8::2]:4000,peer=fd00::3@[2001:db8::3]:1",
             "udp:192.0.2.1:4000,peer=fd00::2@192.0.2.2:4000",
             "share:lab-1.a_b",
+            "share:lab,user=alice",
         ] {
             let spec: LinkSpec = text.parse().unwrap();
             assert_eq!(spec.to_string(), text);
@@ -386,6 +407,12 @@ mod tests {
             ("udp:4000", BIND),
             ("share:", SHARE),
             ("share:a/b", SHARE),
+            ("share:,user=alice", SHARE),
+            ("share:lab,", OWNER),
+            ("share:lab,user=", OWNER),
+            ("share:lab,user=a b", OWNER),
+            ("share:lab,group=wheel", OWNER),
+            ("share:lab,user=alice,user=bob", OWNER),
             ("udp:0.0.0.0:4000", UNSPECIFIED),
             ("udp:[ff02::1]:4000", UNSPECIFIED),
             ("udp:127.0.0.1:1,fd00::2", PEER),

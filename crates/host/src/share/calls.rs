@@ -3,7 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use quipu_mem::Segment;
 
 use super::arena::Arena;
-use super::words::{Call, HELLO, Reader, Writer, is_hello, outcome};
-use super::{connect, places};
+use super::connect;
+use super::folders::{Spot, places};
+use super::words::{Call, HELLO, NOT_FOR_YOU, Reader, Writer, is_hello, outcome};
+use crate::accounts::Account;
 use crate::engine::QpipInfo;
 use crate::error::EngineError;
 use crate::link::segment::{self, Writers};
@@ -133,18 +135,23 @@ impl Calls {
         Self { line, left, patience, arena, info }
     }
 
-    /// Attaches to the adapter that a process of this user shares as `name`, with so much memory of one's
+    /// Attaches to the adapter that a link names, which another process shares, with so much memory of one's
     /// own if the other end agrees.
     ///
     /// # Errors
     ///
-    /// Nobody shares one under this name, or somebody else's process does; it has no room
-    /// ([`io::ErrorKind::ResourceBusy`]), does not answer ([`io::ErrorKind::TimedOut`]), or ends; no memory
-    /// or descriptors.
-    pub(crate) fn attach(link: &LinkSpec, name: &str, arena_bytes: usize) -> io::Result<Welcome> {
+    /// Nobody who is trusted shares one under this name ([`io::ErrorKind::NotFound`]), or not with this user
+    /// ([`io::ErrorKind::PermissionDenied`]); it has no room ([`io::ErrorKind::ResourceBusy`]), does not
+    /// answer ([`io::ErrorKind::TimedOut`]), or ends; no memory or descriptors.
+    pub(crate) fn attach(link: &LinkSpec, arena_bytes: usize) -> io::Result<Welcome> {
+        let LinkSpec::Share { name, user } = link else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let unknown = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let begun = Instant::now();
         loop {
-            match Self::call(link, name, arena_bytes) {
+            let spots = places(name, user.as_deref()).map_err(unknown)?;
+            match Self::call(link, &spots, arena_bytes) {
                 // Where many call at once the oldest are hung up on, some of them before they were heard.
                 Err(error) if is_end(&error) && begun.elapsed() < AGAIN => {
                     std::thread::sleep(GLANCE)
@@ -154,16 +161,17 @@ impl Calls {
         }
     }
 
-    fn call(link: &LinkSpec, name: &str, arena_bytes: usize) -> io::Result<Welcome> {
-        let socket = reach(name)?;
-        let (process, user) = socket::peer_credentials(&socket)?;
-        if !socket::is_own_user(user) {
-            return Err(io::ErrorKind::PermissionDenied.into());
+    fn call(link: &LinkSpec, spots: &[Spot], arena_bytes: usize) -> io::Result<Welcome> {
+        let (socket, owner) = reach(spots)?;
+        let peer = socket::peer_credentials(&socket)?;
+        if peer.uid != owner || !Account::User.is_one(peer.uid) {
+            let why = format!("a process of user {} is where only user {owner}'s can be", peer.uid);
+            return Err(io::Error::other(why));
         }
         let hello = Writer::default().word(HELLO).word(arena_bytes as u64);
         socket::send(&socket, &hello.bytes(), &[])?;
         if !has_answer_within(&socket, PATIENCE) {
-            return Err(silent(process));
+            return Err(silent(peer.pid));
         }
         Self::read_welcome(link, socket)
     }
@@ -183,13 +191,19 @@ impl Calls {
         }
         if rings == 0 {
             let why = answer.text().ok_or_else(nonsense)?;
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
+            let kind = match answer.word() {
+                Some(NOT_FOR_YOU) => io::ErrorKind::PermissionDenied,
+                _ => io::ErrorKind::ResourceBusy,
+            };
+            return Err(io::Error::new(kind, why));
         }
         let info = read_info(link, &mut answer).ok_or_else(nonsense)?;
         let (Some(bell), Some(file)) = (received.fds.pop(), received.fds.pop()) else {
             return Err(nonsense());
         };
-        let memory = segment::attach(&file, Writers::Both, segment::MAX_BYTES)?;
+        let memory = segment::attach(&file, Writers::Mapped, segment::MAX_BYTES)?;
+        // From now on the memory cannot be mapped again, and the other end looks there.
+        socket::send(&socket, &HELLO.to_ne_bytes(), &[])?;
         let arena = memory.len().checked_sub(rings).and_then(|len| memory.slice(rings, len).ok());
         let arena = Arena::new(arena.ok_or_else(nonsense)?);
         Ok(Welcome { calls: Self::new(socket, arena, info, PATIENCE), memory, bell })
@@ -304,18 +318,20 @@ impl Calls {
     }
 }
 
-/// Connects to whoever shares an adapter of this name, in the first place where somebody does.
-fn reach(name: &str) -> io::Result<OwnedFd> {
-    reach_first(places(name))
-}
-
-fn reach_first(places: impl Iterator<Item = PathBuf>) -> io::Result<OwnedFd> {
-    let mut refusal = io::Error::from_raw_os_error(libc::ENOENT);
-    for path in places {
-        match reach_at(&path) {
+/// Connects to whoever shares an adapter, in the first place where somebody does; whose that is.
+fn reach(spots: &[Spot]) -> io::Result<(OwnedFd, u32)> {
+    let none = "nobody who is trusted shares one under this name";
+    let mut refusal = io::Error::new(io::ErrorKind::NotFound, none);
+    for Spot { path, owner } in spots {
+        match reach_at(path) {
+            Ok(socket) => return Ok((socket, *owner)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                let whose = if *owner == 0 { "root".into() } else { format!("user {owner}") };
+                let why = format!("{whose} shares it, but not with this user");
+                refusal = io::Error::new(io::ErrorKind::PermissionDenied, why);
+            }
             Err(error) => refusal = error,
-            reached => return reached,
         }
     }
     Err(refusal)
@@ -357,8 +373,12 @@ fn has_hung_up(socket: &OwnedFd) -> Option<Over> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use super::super::guests::Guests;
     use super::super::place::Place;
     use super::*;
+    use crate::accounts::own_user;
     use crate::testing::is_alone;
 
     #[test]
@@ -368,13 +388,16 @@ mod tests {
             .map(|it| folder.join(format!("quipu-{it}-{}", std::process::id())));
         let listen = |path: &PathBuf| {
             let mut place = Place::take(path.clone()).unwrap().unwrap();
-            let listener = place.listen().unwrap();
+            let listener = place.listen(&Guests::default()).unwrap();
             (place, listener)
         };
         let (_stale, closed) = listen(&stale);
         drop(closed);
         let (_there, _listener) = listen(&there);
-        let reach = |paths: &[&PathBuf]| reach_first(paths.iter().map(|path| (*path).clone()));
+        let reach = |paths: &[&PathBuf]| {
+            let spot = |path: &&PathBuf| Spot { path: (*path).clone(), owner: own_user() };
+            super::reach(&paths.iter().map(spot).collect::<Vec<_>>())
+        };
         assert!(reach(&[&none, &stale, &there]).is_ok());
         let kind = |paths: &[&PathBuf]| reach(paths).unwrap_err().kind();
         assert_eq!(kind(&[&stale, &none]), io::ErrorKind::ConnectionRefused);

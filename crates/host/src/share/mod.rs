@@ -1,9 +1,10 @@
 //! An adapter in a process of its own, and programs that use it without any right (`specs/quipu-share.md`).
 //!
-//! The process that has the adapter (`server`) listens at a socket in a folder of its user. Each program
-//! that attaches gets a memory file and a bell. In the file are rings, in which requests are posted and
-//! completions come back (`slots`), and the arena, from which the program registers memory. Everything else
-//! is asked for by messages on the socket (`words`), one at a time, each with an answer.
+//! The process that has the adapter (`server`) listens at a socket in a folder of its user (`folders`), or,
+//! if programs of others are to attach (`guests`), in one that these can enter. Each program that attaches
+//! gets a memory file and a bell. In the file are rings, in which requests are posted and completions come
+//! back (`slots`), and the arena, from which the program registers memory. Everything else is asked for by
+//! messages on the socket (`words`), one at a time, each with an answer.
 //!
 //! The program's end has two parts: `calls`, which asks and waits, and `attached`, which is behind the lock
 //! of the program's engine and makes progress as sockets and links do: completions land in the engine's own
@@ -17,6 +18,8 @@ mod arena;
 mod attached;
 mod calls;
 mod claim;
+mod folders;
+mod guests;
 mod overflow;
 mod place;
 mod queue;
@@ -31,16 +34,16 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use quipu_cabi::Hold;
 use quipu_mem::ring::{ChannelConfig, ChannelLayout};
 
-use crate::counters::{own_folder, private_folders};
 use crate::sys::{adopt_socket, check, with_more_descriptors};
 
 pub(crate) use self::attached::{Attached, Landed};
 pub(crate) use self::calls::Calls;
+pub use self::guests::Guests;
 pub use self::server::{ShareError, Sharer};
 pub(crate) use self::words::{Call, Reader};
 
@@ -69,17 +72,6 @@ pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && name.chars().all(allowed)
         && !name.ends_with(place::LOCK)
-}
-
-/// Where this process may share an adapter of this name.
-fn own_place(name: &str) -> io::Result<PathBuf> {
-    Ok(own_folder()?.join(file_name(name)))
-}
-
-/// Where processes of this user share an adapter of this name: one that has no session, started by `sudo`,
-/// say, may have another folder.
-fn places(name: &str) -> impl Iterator<Item = PathBuf> {
-    private_folders().map(move |folder| folder.join(file_name(name)))
 }
 
 fn file_name(name: &str) -> String {

@@ -1,5 +1,5 @@
 //! The place where an adapter is shared: a socket in a folder of the user, and a lock beside it. Only who
-//! holds the lock puts a socket there, or takes one away.
+//! holds the lock puts a socket there, or takes one away. Others than the user can put nothing there.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::guests::Guests;
 use super::{address, connect, socket};
 use crate::fork::Birthplace;
 use crate::link::socket::take_no_descriptors;
@@ -74,12 +75,12 @@ impl Place {
         Ok(None)
     }
 
-    /// Listens there.
+    /// Listens there, for programs of this user and of guests.
     ///
     /// # Errors
     ///
     /// The system refuses a socket, or one with this name.
-    pub(super) fn listen(&mut self) -> io::Result<OwnedFd> {
+    pub(super) fn listen(&mut self, guests: &Guests) -> io::Result<OwnedFd> {
         // A dead process may have left its own.
         let _ = fs::remove_file(&self.path);
         let (listener, (raw, len)) = (socket()?, address(&self.path)?);
@@ -87,6 +88,9 @@ impl Place {
         check(unsafe { libc::bind(listener.as_raw_fd(), (&raw const raw).cast(), len) })?;
         self.socket = found(&self.path);
         fs::set_permissions(&self.path, fs::Permissions::from_mode(0o600))?;
+        if !guests.is_empty() {
+            guests.admit_to(&self.path)?;
+        }
         // Before anybody can send one: accepted sockets inherit it when they are connected.
         take_no_descriptors(&listener);
         sys::listen(&listener, BACKLOG)?;
@@ -143,7 +147,7 @@ mod tests {
     fn a_place_is_one_processs_and_leaves_nothing() {
         let path = path("one");
         let mut first = Place::take(path.clone()).unwrap().unwrap();
-        let _listener = first.listen().unwrap();
+        let _listener = first.listen(&Guests::default()).unwrap();
         let socket = found(&path);
         // Who comes second neither gets it nor takes the socket away.
         assert!(Place::take(path.clone()).unwrap().is_none());
@@ -155,7 +159,7 @@ mod tests {
         fs::write(&path, b"").unwrap();
         fs::write(&lock, b"").unwrap();
         let mut next = Place::take(path.clone()).unwrap().unwrap();
-        let _listener = next.listen().unwrap();
+        let _listener = next.listen(&Guests::default()).unwrap();
         // Somebody has put another one there meanwhile, by hand.
         let other = lock.with_extension("other");
         fs::write(&other, b"").unwrap();
@@ -172,12 +176,12 @@ mod tests {
         let [dead, live, other] =
             ["share-dead", "share-live", "share-other.lock"].map(|name| folder.join(name));
         let mut first = Place::take(dead.clone()).unwrap().unwrap();
-        drop(first.listen().unwrap());
+        drop(first.listen(&Guests::default()).unwrap());
         // Its process is killed: nobody holds the place, and the socket stays.
         first.socket = None;
         drop(first);
         let mut second = Place::take(live.clone()).unwrap().unwrap();
-        let _listener = second.listen().unwrap();
+        let _listener = second.listen(&Guests::default()).unwrap();
         fs::write(&other, b"").unwrap();
         assert!(found(&dead).is_some());
         Place::remove_dead(&folder);
@@ -193,7 +197,7 @@ mod tests {
         let path = path("failed");
         let mut place = Place::take(path.clone()).unwrap().unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(place.listen().is_err());
+        assert!(place.listen(&Guests::default()).is_err());
         let lock = place.lock_path.clone();
         drop(place);
         assert!(found(&path).is_some() && found(&lock).is_none());

@@ -1,26 +1,31 @@
 //! The process that has the adapter: a thread that serves the programs that attach.
 
+mod callers;
+
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use quipu_mem::Segment;
 use quipu_nic::ChannelId;
 
+use self::callers::{Caller, Closed, Greeted};
 use super::calls::write_info;
 use super::claim::Common;
+use super::folders::{own_place, own_places};
+use super::guests::Guests;
 use super::place::Place;
 use super::tenant::{Ending, Leaving, Tenant};
-use super::words::{HELLO, Reader, Writer, is_hello};
-use super::{connect, hear, is_name, own_place, pair, places, rings_len};
+use super::words::{HELLO, Writer};
+use super::{connect, hear, is_name, rings_len};
+use crate::accounts::own_user;
 use crate::engine::Engine;
-use crate::link::segment::{self, Writers};
-use crate::link::socket::{self as unix, MAX_MESSAGE};
-use crate::net::listener::{Accepted, Acceptor};
+use crate::net::listener::Acceptor;
 use crate::packet::LinkSpec;
 use crate::sys::{self, Epoll, EventFd, ReadyList};
 
@@ -37,7 +42,7 @@ const MAX_CALLERS: usize = 16;
 const MAX_REFUSALS: usize = 16;
 /// Descriptors that are enough for all programs, and for what else the process has.
 const DESCRIPTORS: u64 = 8 * MAX_TENANTS as u64 + 256;
-/// How long one may take to say what it wants.
+/// How long one may take to say what it wants, and that it has mapped it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 5 });
 /// A program that leaves its completions lying rings when it has taken them. To be sure, it is looked at
 /// once in such a time.
@@ -75,25 +80,28 @@ pub enum ShareError {
     Engine(#[from] crate::EngineError),
 }
 
-/// An adapter that programs of this user can attach to, by its name. They are let go when this is dropped.
+/// An adapter that programs of this user, and of its guests, can attach to, by its name. They are let go when
+/// this is dropped.
 pub struct Sharer {
     stop: Arc<AtomicBool>,
     bell: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
     place: Place,
     refusals: Refusals,
+    /// For guests, if there are any.
+    link: Option<LinkSpec>,
 }
 
 /// Why programs could not attach: the last of them.
 type Refusals = Arc<Mutex<VecDeque<String>>>;
 
 impl Sharer {
-    /// Shares the adapter of an engine that has a packet link.
+    /// Shares the adapter of an engine that has a packet link, with programs of this user and of guests.
     ///
     /// # Errors
     ///
     /// No name, or one that is taken; no descriptors, threads or place for the socket.
-    pub fn start(engine: &Arc<Engine>, name: &str) -> Result<Self, ShareError> {
+    pub fn start(engine: &Arc<Engine>, name: &str, guests: &Guests) -> Result<Self, ShareError> {
         if !is_name(name) {
             return Err(ShareError::Name(name.to_owned()));
         }
@@ -101,18 +109,18 @@ impl Sharer {
         if let link @ LinkSpec::Share { .. } = info.link {
             return Err(ShareError::Elsewhere(link));
         }
-        let path = own_place(name).map_err(ShareError::Folder)?;
+        let path = own_place(name, !guests.is_empty()).map_err(ShareError::Folder)?;
         let failed = |source| ShareError::System { path: path.clone(), source };
         let taken = || ShareError::Taken(name.to_owned());
         // Elsewhere somebody may be, too: also one whose queue of callers is full.
-        if places(name).filter(|other| *other != path).any(|other| is_taken(&other)) {
+        if own_places(name).filter(|other| *other != path).any(|other| is_taken(&other)) {
             return Err(taken());
         }
         if let Some(folder) = path.parent() {
             Place::remove_dead(folder);
         }
         let mut place = Place::take(path.clone()).map_err(failed)?.ok_or_else(taken)?;
-        let (listener, epoll, bell) = open(engine, &mut place).map_err(failed)?;
+        let (listener, epoll, bell) = open(engine, &mut place, guests).map_err(failed)?;
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(bell));
         let added = epoll.add(bell.fd(), libc::EPOLLIN, BELL);
         added.and_then(|()| epoll.add(&listener, libc::EPOLLIN, LISTENER)).map_err(failed)?;
@@ -130,17 +138,27 @@ impl Sharer {
             epoll,
             waker,
             welcome,
+            guests: guests.clone(),
             common: Common::default(),
             tenants: Vec::new(),
             leaving: Vec::new(),
             callers: Vec::new(),
+            greeted: Vec::new(),
+            closed: Closed::default(),
             acceptor,
             next: 0,
             refusals: Arc::clone(&refusals),
         };
         let thread = std::thread::Builder::new().name("quipu-share".into());
         let thread = Some(thread.spawn(move || server.run()).map_err(failed)?);
-        Ok(Self { stop, bell, thread, place, refusals })
+        let link = (!guests.is_empty()).then(|| guest_link(name, own_user()));
+        Ok(Self { stop, bell, thread, place, refusals, link })
+    }
+
+    /// The link by which guests attach, if there are any: of root's adapter the same as for this user.
+    #[must_use]
+    pub fn guest_link(&self) -> Option<&LinkSpec> {
+        self.link.as_ref()
     }
 
     /// Why a program could not attach, if there is one of which this has not told yet. It was told itself.
@@ -174,17 +192,35 @@ impl Drop for Sharer {
     }
 }
 
+/// Frees the memory of a program that is gone. That takes the kernel a second for some gigabytes, in which
+/// others do not wait.
+fn free(memory: Segment) {
+    let thread = std::thread::Builder::new().name("quipu-share-free".into());
+    // Where there can be no thread it is freed here.
+    let _ = thread.spawn(move || drop(memory));
+}
+
+/// The link to an adapter that a user shares with others.
+fn guest_link(name: &str, owner: u32) -> LinkSpec {
+    let user = (owner != 0).then(|| owner.to_string());
+    LinkSpec::Share { name: name.to_owned(), user }
+}
+
 /// Whether somebody listens there.
 fn is_taken(path: &Path) -> bool {
     connect(path).map_or_else(|error| sys::would_block(&error), |_| true)
 }
 
 /// The socket at which programs call, and what else is waited for.
-fn open(engine: &Arc<Engine>, place: &mut Place) -> io::Result<(OwnedFd, Epoll, EventFd)> {
+fn open(
+    engine: &Arc<Engine>,
+    place: &mut Place,
+    guests: &Guests,
+) -> io::Result<(OwnedFd, Epoll, EventFd)> {
     if !engine.is_here() {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    Ok((place.listen()?, Epoll::new()?, EventFd::new()?))
+    Ok((place.listen(guests)?, Epoll::new()?, EventFd::new()?))
 }
 
 /// How the answer to a program that attaches begins.
@@ -200,14 +236,8 @@ const SOCKET: u64 = 2 << 32;
 const TENANT_BELL: u64 = 3 << 32;
 const EVENTS: u64 = 4 << 32;
 const PROCESS: u64 = 5 << 32;
+const GREETED: u64 = 6 << 32;
 const KIND: u64 = !(u32::MAX as u64);
-
-/// A program that has called, and not yet said what it wants.
-struct Caller {
-    number: u32,
-    socket: OwnedFd,
-    since: Instant,
-}
 
 struct Server {
     engine: Arc<Engine>,
@@ -218,12 +248,15 @@ struct Server {
     /// Where the thread sleeps until a completion comes that was asked for.
     waker: ChannelId,
     welcome: Vec<u8>,
+    guests: Guests,
     common: Common,
     tenants: Vec<(u32, Tenant)>,
     /// Programs that have ended, or were let go, whose objects are not all destroyed yet.
     leaving: Vec<Leaving>,
     /// The oldest first.
     callers: Vec<Caller>,
+    greeted: Vec<Greeted>,
+    closed: Closed,
     acceptor: Acceptor,
     /// The number of the next caller.
     next: u32,
@@ -255,6 +288,7 @@ impl Server {
                 std::hint::spin_loop();
             }
         }
+        self.greeted.clear();
         self.tenants.clear();
         self.leaving.clear();
         let _ = self.engine.destroy_channel(self.waker);
@@ -273,7 +307,14 @@ impl Server {
                 Err(ending) => self.let_go(index, &ending),
             }
         }
-        self.leaving.retain_mut(Leaving::turn);
+        let mut index = 0;
+        while let Some(leaving) = self.leaving.get_mut(index) {
+            if leaving.turn() {
+                index += 1;
+            } else {
+                free(self.leaving.swap_remove(index).into_memory());
+            }
+        }
         any
     }
 
@@ -299,22 +340,16 @@ impl Server {
         let mut any = !idle || self.serve();
         if !any {
             let behind = self.tenants.iter_mut().any(|(_, tenant)| tenant.is_behind());
-            let limit = match (behind, self.callers.is_empty()) {
+            let limit = match (behind, self.has_callers()) {
                 (true, _) => Some(BEHIND),
-                (false, true) => None,
-                (false, false) => Some(PATIENCE),
+                (false, false) => None,
+                (false, true) => Some(PATIENCE),
             };
             any = self.rest(limit);
             any |= self.look(ready, Some(Duration::ZERO));
         }
         self.tenants.iter_mut().for_each(|(_, tenant)| tenant.disarm());
-        self.callers.retain(|caller| {
-            let waits = caller.since.elapsed() < PATIENCE;
-            if !waits {
-                self.epoll.remove(&caller.socket);
-            }
-            waits
-        });
+        self.hang_up();
         any
     }
 
@@ -327,10 +362,14 @@ impl Server {
             any = true;
             let number = item.token as u32;
             match item.token {
-                BELL => self.bell.clear(),
+                BELL => {
+                    self.bell.clear();
+                    self.attach_closed();
+                }
                 LISTENER => self.accept(),
                 token => match token & KIND {
                     CALLER => self.admit(number),
+                    GREETED => self.settle(number),
                     // Calls are read at its turn.
                     SOCKET => self.with(number, |tenant| {
                         tenant.called = true;
@@ -368,111 +407,5 @@ impl Server {
         if let Err(ending) = act(&mut self.tenants[index].1) {
             self.let_go(index, &ending);
         }
-    }
-
-    /// Takes a caller, if it is of this user.
-    fn accept(&mut self) {
-        let take = || unix::accept(&self.listener).map(|socket| (socket, ()));
-        let Accepted::Connection(socket, ()) = self.acceptor.accept_by(take) else { return };
-        // Those who say nothing keep nobody away.
-        if let [oldest, ..] = &self.callers[..]
-            && self.callers.len() == MAX_CALLERS
-        {
-            // It may have said something meanwhile.
-            if sys::wait_readable_within(&oldest.socket, Duration::ZERO) {
-                self.admit(oldest.number);
-            } else {
-                self.epoll.remove(&self.callers.remove(0).socket);
-            }
-        }
-        let own = unix::peer_credentials(&socket).is_ok_and(|(_, user)| unix::is_own_user(user));
-        self.next = self.next.wrapping_add(1);
-        let number = self.next;
-        let watched = || self.epoll.add(&socket, libc::EPOLLIN, CALLER | u64::from(number));
-        if own && watched().is_ok() {
-            self.callers.push(Caller { number, socket, since: Instant::now() });
-        }
-    }
-
-    /// A caller says what it wants, and gets it.
-    fn admit(&mut self, number: u32) {
-        let Some(index) = self.callers.iter().position(|caller| caller.number == number) else {
-            return;
-        };
-        let caller = self.callers.remove(index);
-        self.epoll.remove(&caller.socket);
-        let mut buffer = [0; MAX_MESSAGE];
-        let hello = match sys::receive(&caller.socket, &mut buffer) {
-            // It only looked whether somebody is here.
-            Ok(0) | Err(_) => return,
-            Ok(len) => &buffer[..len],
-        };
-        let socket = Arc::new(caller.socket);
-        let attached = self.wanted(hello).and_then(|wanted| {
-            let failed = |error| format!("it has no room for one more program: {error}");
-            self.attach(number, &socket, wanted).map_err(failed)
-        });
-        match attached {
-            Ok(tenant) => {
-                tracing::info!(number, "a program has attached");
-                self.tenants.push((number, tenant));
-            }
-            Err(why) => self.refuse(&socket, why),
-        }
-    }
-
-    /// Tells a program, and whoever shares the adapter, why it cannot attach.
-    fn refuse(&mut self, socket: &OwnedFd, why: String) {
-        tracing::warn!(why, "a program cannot attach");
-        let refusal = Writer::default().word(HELLO).word(0u64).text(&why);
-        // If it is gone it need not know.
-        let _ = unix::send(socket, &refusal.bytes(), &[]);
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if refusals.len() == MAX_REFUSALS {
-            refusals.pop_front();
-        }
-        refusals.push_back(why);
-    }
-
-    /// How many bytes a program wants that is to attach; or why it cannot.
-    fn wanted(&self, hello: &[u8]) -> Result<u64, String> {
-        let mut hello = Reader::new(hello);
-        match (hello.word(), hello.word()) {
-            (Some(HELLO), Some(_)) if self.tenants.len() >= MAX_TENANTS => {
-                Err(format!("it takes {MAX_TENANTS} programs at a time, and as many are attached"))
-            }
-            (Some(HELLO), Some(wanted)) => Ok(wanted),
-            (Some(first), _) if is_hello(first) => {
-                Err("the program is of another version of Quipu".into())
-            }
-            _ => Err("the program speaks another language".into()),
-        }
-    }
-
-    fn attach(&self, number: u32, socket: &Arc<OwnedFd>, wanted: u64) -> io::Result<Tenant> {
-        let rings = rings_len();
-        let len = wanted.clamp(*ARENA.start(), *ARENA.end()) as usize + rings;
-        let (file, memory) = segment::create(c"quipu-share", len, Writers::Both)?;
-        let [bell, theirs] = pair()?;
-        unix::take_no_descriptors(&bell);
-        let fds: [RawFd; 2] = [file.as_raw_fd(), theirs.as_raw_fd()];
-        let ends = (Arc::clone(socket), bell);
-        let tenant = Tenant::new(&self.engine, &self.common, self.waker, &memory, rings, ends);
-        let mut tenant = tenant.map_err(io::Error::other)?;
-        // A child that the program has forked may keep its socket open. Without this, as where a sandbox
-        // forbids it, the end of the socket tells.
-        tenant.process = unix::peer_credentials(socket)
-            .and_then(|(process, _)| sys::process(process))
-            .and_then(|it| {
-                self.epoll.add(&it, libc::EPOLLIN, PROCESS | u64::from(number)).map(|()| it)
-            })
-            .ok();
-        self.epoll.add(&tenant.bell, libc::EPOLLIN, TENANT_BELL | u64::from(number))?;
-        // Once for each: they are taken at its turn, and while its ring is full they stay.
-        for (fd, kind) in [(tenant.socket.as_raw_fd(), SOCKET), (tenant.events, EVENTS)] {
-            self.epoll.add(&fd, libc::EPOLLIN | libc::EPOLLET, kind | u64::from(number))?;
-        }
-        unix::send(&tenant.socket, &self.welcome, &fds)?;
-        Ok(tenant)
     }
 }

@@ -90,6 +90,8 @@ impl From<RingError> for Ending {
 /// An attached program.
 pub(super) struct Tenant {
     engine: Arc<Engine>,
+    /// Whose it is.
+    pub(super) user: u32,
     pub(super) socket: Arc<OwnedFd>,
     pub(super) bell: OwnedFd,
     /// Readable when the program has ended.
@@ -169,14 +171,14 @@ impl Tenant {
         waker: ChannelId,
         memory: &Segment,
         rings: usize,
-        ends: (Arc<OwnedFd>, OwnedFd),
+        ends: (u32, Arc<OwnedFd>, OwnedFd),
     ) -> Result<Self, EngineError> {
         let channel = Channel::create(memory, 0, RINGS);
         let arena = memory.slice(rings, memory.len().saturating_sub(rings));
         let (Ok(channel), Ok(arena)) = (channel, arena) else {
             return Err(Fault::Invalid("memory without room for rings").into());
         };
-        let (socket, bell) = ends;
+        let (user, socket, bell) = ends;
         let (context, _) = engine.open_context()?;
         let made = engine.tcp_events(context).and_then(|events| {
             let (cq, _) = engine.create_cq(context, 2 * MAX_REQUESTS, Some(waker), 0)?;
@@ -185,6 +187,7 @@ impl Tenant {
         let (events, cq) = made.inspect_err(|_| drop(engine.close_context(context)))?;
         Ok(Self {
             engine: Arc::clone(engine),
+            user,
             socket,
             bell,
             process: None,

@@ -1,6 +1,7 @@
 //! Programs that lie, and programs that must not notice.
 
 mod arrivals;
+mod guests;
 mod order;
 mod sleeps;
 mod together;
@@ -19,9 +20,11 @@ use quipu_nic::{
 };
 
 use super::calls::Calls;
+use super::folders::own_place;
+use super::guests::Guests;
 use super::slots::{self, News, Request, Tag};
 use super::words::{Call, HELLO, Writer};
-use super::{RINGS, Sharer, connect, own_place};
+use super::{RINGS, Sharer, connect};
 use crate::link::socket;
 use crate::{Config, Engine, EngineError, QpipConfig};
 
@@ -47,11 +50,15 @@ struct Shared {
 
 impl Shared {
     fn new() -> Self {
+        Self::with(&Guests::default())
+    }
+
+    fn with(guests: &Guests) -> Self {
         let number = NAMES.fetch_add(1, Ordering::Relaxed);
         let name = format!("test-{}-{number}", std::process::id());
         let engine = engine("udp:127.0.0.1:0");
         let address = SocketAddr::new(engine.qpip_info().unwrap().addresses[0], 7);
-        let sharer = Some(Sharer::start(&engine, &name).unwrap());
+        let sharer = Some(Sharer::start(&engine, &name, guests).unwrap());
         Self { name, address, engine, sharer }
     }
 
@@ -62,7 +69,7 @@ impl Shared {
     /// The bare rings and socket of a program that keeps to no rule.
     fn raw(&self) -> (Calls, Segment, OwnedFd) {
         let link = format!("share:{}", self.name).parse().unwrap();
-        let welcome = Calls::attach(&link, &self.name, 1 << 20).unwrap();
+        let welcome = Calls::attach(&link, 1 << 20).unwrap();
         (welcome.calls, welcome.memory, welcome.bell)
     }
 }
@@ -207,7 +214,7 @@ fn garbage_in_the_rings_and_on_the_socket_harms_nobody_else() {
         honest.talks_to(&peer, elsewhere.address);
     }
     for _ in 0..300 {
-        let Ok(socket) = connect(&own_place(&shared.name).unwrap()) else {
+        let Ok(socket) = connect(&own_place(&shared.name, false).unwrap()) else {
             // More wait than it cares to know of.
             std::thread::sleep(Duration::from_millis(5));
             continue;
@@ -492,11 +499,12 @@ fn when_the_adapter_is_gone_everything_is_flushed_and_says_so() {
     };
     let error = Engine::open(config).err().unwrap().to_string();
     assert!(error.contains("quipu nic --share"), "{error}");
-    let again = Sharer::start(&engine("udp:127.0.0.1:0"), &shared.name).unwrap();
-    let taken = Sharer::start(&engine("udp:127.0.0.1:0"), &shared.name).err().unwrap();
+    let start = || Sharer::start(&engine("udp:127.0.0.1:0"), &shared.name, &Guests::default());
+    let again = start().unwrap();
+    let taken = start().err().unwrap();
     assert!(taken.to_string().contains("another process"), "{taken}");
     drop(again);
-    assert!(!own_place(&shared.name).unwrap().exists());
+    assert!(!own_place(&shared.name, false).unwrap().exists());
 }
 
 /// As in an engine of one's own: what a queue pair had goes with it, and when it is reset.

@@ -10,7 +10,10 @@ use crate::error::EngineError;
 use crate::link::socket::MAX_MESSAGE;
 
 /// The first word of a program's first message: what it wants, and in which layout of everything.
-pub(super) const HELLO: u64 = u64::from_be_bytes(*b"quipush\x05");
+pub(super) const HELLO: u64 = u64::from_be_bytes(*b"quipush\x06");
+
+/// What is behind the reason for a refusal if it is that the program is of a user who is no guest.
+pub(super) const NOT_FOR_YOU: u64 = 1;
 
 /// Whether a word begins a conversation of this kind, in whatever version.
 pub(super) fn is_hello(word: u64) -> bool {

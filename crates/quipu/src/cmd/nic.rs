@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quipu_host::counters::observe::{DROP_REASONS, ENGINE_METRICS, Sample};
 use quipu_host::counters::samples;
-use quipu_host::{Interrupts, ShareError, Sharer};
+use quipu_host::{Account, AccountError, Guests, Interrupts, ShareError, Sharer};
 
 use super::failure::Failure;
 use super::qpip::{LinkOptions, describe, failed};
@@ -22,6 +22,15 @@ pub(crate) struct Options {
     /// Share the adapter with other programs of this user, which need no right: their link is `share:NAME`.
     #[arg(long, value_name = "NAME")]
     share: Option<String>,
+    /// Share it also with programs of another user, by name or number. May be given several times.
+    ///
+    /// Where root shares it, their link is `share:NAME`, too; else they say whom they trust with what they
+    /// send: `share:NAME,user=USER`.
+    #[arg(long, value_name = "USER", requires = "share")]
+    user: Vec<String>,
+    /// Share it also with programs of whoever is in a group, by name or number. May be given several times.
+    #[arg(long, value_name = "GROUP", requires = "share")]
+    group: Vec<String>,
 }
 
 const EXAMPLES: &str = "\
@@ -36,6 +45,8 @@ Examples:
       without any right: IPv6 in UDP to others of its kind
   quipu nic --share lab --link tap:qp0 --address 10.9.0.2/24
       one adapter for many programs, which need no right: quipu qpip serve --link share:lab
+  sudo quipu nic --share lab --user alice --group students --link xdp:eth1 --address 10.9.0.2/24
+      the same for programs of other users
   sudo quipu nic --link tap:qp0 --address 10.9.0.2/24 --pcap qp0.pcapng
       with what passes its link in a file, for Wireshark; also while it runs
 
@@ -46,12 +57,16 @@ says what frames there were, and why some were dropped.";
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let interrupts =
         Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
+    let guests = guests(options)?;
     let adapter = options.link.open()?;
     println!("{}", describe(&adapter)?);
-    let share = |name: &String| adapter.share(name).map_err(not_shared);
+    let share = |name: &String| adapter.share_with(name, &guests).map_err(not_shared);
     let shared = options.share.as_ref().map(share).transpose()?;
     if let Some(name) = &options.share {
         println!("programs attach to it by the link share:{name}");
+    }
+    if let Some(link) = shared.as_ref().and_then(Sharer::guest_link) {
+        println!("those of {} by the link {link}", invited(options));
     }
     println!("Ctrl-C ends it.");
     let end = loop {
@@ -74,10 +89,34 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     end.map(|()| ExitCode::SUCCESS)
 }
 
+/// With whom it is shared.
+fn guests(options: &Options) -> Result<Guests, Failure> {
+    let mut guests = Guests::default();
+    let users = options.user.iter().try_for_each(|user| guests.add_user(user));
+    let all = users.and_then(|()| options.group.iter().try_for_each(|it| guests.add_group(it)));
+    all.map_err(|error| {
+        let remedy = match &error {
+            AccountError::Unknown(Account::User, _) => "name one of `getent passwd`, or a number",
+            AccountError::Unknown(Account::Group, _) => "name one of `getent group`, or a number",
+            AccountError::Nobodys(..) => "share the adapter from outside of this user namespace",
+            AccountError::System(..) => "give the number",
+        };
+        Failure::new("cannot share the adapter", error, remedy)
+    })?;
+    Ok(guests)
+}
+
+/// The same in words.
+fn invited(options: &Options) -> String {
+    let users = options.user.iter().map(|user| format!("user {user}"));
+    let groups = options.group.iter().map(|group| format!("group {group}"));
+    users.chain(groups).collect::<Vec<_>>().join(", ")
+}
+
 fn not_shared(error: ShareError) -> Failure {
     let remedy = match &error {
         ShareError::Name(_) => "name it with --share",
-        ShareError::Folder(_) => "remove that folder, or have it be this user's, with mode 0700",
+        ShareError::Folder(_) => "remove that folder, or have it be this user's, with that mode",
         // These say it themselves.
         _ => "",
     };

@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use quipu_host::{Config, EngineError, QpipConfig, QpipInfo, ShareError, Sharer};
+use quipu_host::{Config, EngineError, Guests, QpipConfig, QpipInfo, ShareError, Sharer};
 
 use super::events::{Event, Events};
 use super::{TcpListener, TcpSettings};
@@ -107,7 +107,18 @@ impl Adapter {
     ///
     /// That is no name, or a process shares an adapter under it; or no descriptors are left.
     pub fn share(&self, name: &str) -> Result<Sharer, ShareError> {
-        self.device.opened.engine.share(name)
+        self.share_with(name, &Guests::default())
+    }
+
+    /// The same, also with programs of other users. Those of root's guests open the link `share:NAME`, those
+    /// of others `share:NAME,user=USER` ([`Sharer::guest_link`]): whoever shares an adapter sees what its
+    /// programs send, so that only this user and root are trusted unless somebody is named.
+    ///
+    /// # Errors
+    ///
+    /// As [`share`](Self::share); or there is no folder that these can enter and nobody else can write to.
+    pub fn share_with(&self, name: &str, guests: &Guests) -> Result<Sharer, ShareError> {
+        self.device.opened.engine.share(name, guests)
     }
 
     /// For a thread that is to end everything at once, as one that waits for signals.

@@ -28,7 +28,9 @@ mod udp;
 pub use quipu_host::inet::tcp::{Counters as TcpCounters, Failure, Flow, KeepAlive, Mode};
 pub use quipu_host::nic::{TcpChange, TcpSettings};
 pub use quipu_host::packet::{LinkError, LinkSpec};
-pub use quipu_host::{QpipConfig, QpipInfo, ShareError, Sharer, parse_address};
+pub use quipu_host::{
+    AccountError, Guests, QpipConfig, QpipInfo, ShareError, Sharer, parse_address,
+};
 
 pub(crate) use self::events::Events;
 

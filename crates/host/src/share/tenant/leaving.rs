@@ -1,6 +1,7 @@
 //! Programs that have ended: what they had goes a part at a time, so that others do not wait for it.
 
 use quipu_inet::stack::ListenerId;
+use quipu_mem::Segment;
 use quipu_nic::{MrId, QpId};
 
 use super::Tenant;
@@ -22,7 +23,17 @@ impl Leaving {
         Self { tenant, left }
     }
 
-    /// Destroys some of it; `false` if nothing is left. Dropped then, it closes its socket.
+    /// Whose program it was.
+    pub(in crate::share) fn user(&self) -> u32 {
+        self.tenant.user
+    }
+
+    /// The end, when nothing is left: the socket is closed, and what is freed now is the program's memory.
+    pub(in crate::share) fn into_memory(self) -> Segment {
+        self.tenant.arena.clone()
+    }
+
+    /// Destroys some of it; `false` if nothing is left.
     pub(in crate::share) fn turn(&mut self) -> bool {
         let kept = self.left.len().saturating_sub(PER_TURN);
         self.tenant.destroy(self.left.drain(kept..).rev());

@@ -10,15 +10,17 @@ use super::{PATIENCE, Shared, engine};
 use crate::link::socket;
 use crate::packet::LinkSpec;
 use crate::share::calls::Calls;
+use crate::share::folders::own_place;
+use crate::share::guests::Guests;
 use crate::share::words::{HELLO, Reader, Writer};
-use crate::share::{Sharer, connect, own_place};
+use crate::share::{Sharer, connect};
 use crate::testing::{is_alone, limit_descriptors};
 use crate::{Config, Engine, QpipConfig, sys};
 
 #[test]
 fn silent_callers_keep_nobody_away() {
     let shared = Shared::new();
-    let place = own_place(&shared.name).unwrap();
+    let place = own_place(&shared.name, false).unwrap();
     let silent: Vec<_> = (0..40).filter_map(|_| connect(&place).ok()).collect();
     assert!(silent.len() > 16);
     let begun = Instant::now();
@@ -39,7 +41,7 @@ fn one_program_too_many_is_told_so() {
     programs.pop();
     let begun = Instant::now();
     let link = format!("share:{}", shared.name).parse().unwrap();
-    while Calls::attach(&link, &shared.name, 1 << 20).is_err() {
+    while Calls::attach(&link, 1 << 20).is_err() {
         assert!(begun.elapsed() < PATIENCE, "no place is free again");
     }
 }
@@ -67,12 +69,12 @@ fn a_child_leaves_its_parents_place_alone() {
     program.engine.check_allocated().unwrap();
     drop((program, shared.attach()));
     drop(shared.sharer.take());
-    assert!(!own_place(&shared.name).unwrap().exists());
+    assert!(!own_place(&shared.name, false).unwrap().exists());
 }
 
 /// What the adapter says to one who greets it so, and hangs up.
 fn answer(shared: &Shared, hello: &[u8]) -> (u64, u64, String) {
-    let socket = connect(&own_place(&shared.name).unwrap()).unwrap();
+    let socket = connect(&own_place(&shared.name, false).unwrap()).unwrap();
     socket::send(&socket, hello, &[]).unwrap();
     let receive = |buffer: &mut [u8]| {
         assert!(sys::wait_readable_within(&socket, PATIENCE), "no answer");
@@ -98,7 +100,7 @@ fn whoever_cannot_attach_is_told_why_and_so_is_who_shares_the_adapter() {
     assert!(why.contains("another language"), "{why}");
     assert_eq!((sharer.take_refusal(), sharer.take_refusal()), (Some(why), None));
     // One who only looks whether somebody is there is none.
-    drop(connect(&own_place(&shared.name).unwrap()).unwrap());
+    drop(connect(&own_place(&shared.name, false).unwrap()).unwrap());
     drop(shared.attach());
     assert_eq!(sharer.take_refusal(), None);
 }
@@ -114,7 +116,7 @@ fn without_descriptors_a_program_is_told_so() {
     let mut programs = Vec::new();
     let link: LinkSpec = format!("share:{}", shared.name).parse().unwrap();
     let why = loop {
-        match Calls::attach(&link, &shared.name, 1 << 20) {
+        match Calls::attach(&link, 1 << 20) {
             Ok(welcome) => programs.push(welcome),
             Err(error) => break error,
         }
@@ -124,7 +126,7 @@ fn without_descriptors_a_program_is_told_so() {
     assert!(why.to_string().contains("open files") && programs.len() > 2, "{why}, {said:?}");
     drop(programs);
     let begun = Instant::now();
-    while Calls::attach(&link, &shared.name, 1 << 20).is_err() {
+    while Calls::attach(&link, 1 << 20).is_err() {
         assert!(begun.elapsed() < PATIENCE, "it has ended");
     }
 }
@@ -132,7 +134,9 @@ fn without_descriptors_a_program_is_told_so() {
 #[test]
 fn a_shared_adapter_is_not_shared_again_nor_by_the_name_of_a_lock() {
     let shared = Shared::new();
-    let refused = |link: &str, name: &str| Sharer::start(&engine(link), name).err().unwrap();
+    let refused = |link: &str, name: &str| {
+        Sharer::start(&engine(link), name, &Guests::default()).err().unwrap()
+    };
     let elsewhere = refused(&format!("share:{}", shared.name), "test-again").to_string();
     assert!(elsewhere.contains(&format!("share:{}", shared.name)), "{elsewhere}");
     let lock = refused("udp:127.0.0.1:0", &format!("{}.lock", shared.name)).to_string();

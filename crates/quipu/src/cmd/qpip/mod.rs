@@ -107,7 +107,8 @@ const PATIENCE: Duration = Duration::from_secs(4);
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct LinkOptions {
     /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`;
-    /// or `share:NAME`, the adapter of a `quipu nic --share NAME`.
+    /// or `share:NAME`, the adapter of a `quipu nic --share NAME` that this user runs, or else root, and
+    /// `share:NAME,user=USER`, of one that another user runs.
     #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK",
           value_parser = trimmed::<LinkSpec>)]
     link: Option<LinkSpec>,

@@ -1,5 +1,7 @@
 //! An adapter in a process of its own, and what happens when processes die.
 
+mod users;
+
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Child, Command, Stdio};
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use quipu::qpip::{Adapter, QpipConfig, TcpSettings};
 use quipu::{Access, Config, EngineError, Error, WcStatus};
 
+const QUIPU: &str = env!("CARGO_BIN_EXE_quipu");
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A link of a program's own.
 const OWN: &str = "udp:127.0.0.1:0";
@@ -37,8 +40,11 @@ impl Running {
     }
 
     fn start_with(args: &[&str], counters: &str) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
-        command.args(args).env("QUIPU_ADDRESS", "127.0.0.1").env("QUIPU_COUNTERS", counters);
+        Self::spawn(Command::new(QUIPU).args(args), counters)
+    }
+
+    fn spawn(command: &mut Command, counters: &str) -> Self {
+        command.env("QUIPU_ADDRESS", "127.0.0.1").env("QUIPU_COUNTERS", counters);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Self { child, lines }
@@ -82,9 +88,15 @@ impl Running {
 
 /// An adapter in a process of its own: the process, its link, and its address.
 fn shared() -> (Running, String, IpAddr) {
+    shared_by(&mut Command::new(QUIPU), &[])
+}
+
+/// The same by a command that is to run quipu, with more options.
+fn shared_by(command: &mut Command, more: &[&str]) -> (Running, String, IpAddr) {
     let number = NAMES.fetch_add(1, Ordering::Relaxed);
     let name = format!("process-{}-{number}", std::process::id());
-    let mut nic = Running::start(&["nic", "--link", "udp:127.0.0.1:0", "--share", &name]);
+    command.args(["nic", "--link", OWN, "--share", &name]).args(more);
+    let mut nic = Running::spawn(command, "never");
     let line = nic.until("MTU");
     let address = line.split_whitespace().find_map(|word| word.trim_end_matches(',').parse().ok());
     nic.until(&format!("share:{name}"));
@@ -104,7 +116,7 @@ fn open(link: &str) -> Adapter {
 /// What a client of HTTP gets there, over an adapter of its own or a shared one.
 fn get(link: &str, to: SocketAddr) -> Option<String> {
     let url = format!("http://{to}/");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
+    let mut command = Command::new(QUIPU);
     command.args(["qpip", "get", "--link", link, &url]).env("QUIPU_COUNTERS", "never");
     let got = command.stderr(Stdio::null()).output().unwrap();
     got.status.success().then(|| String::from_utf8_lossy(&got.stdout).into_owned())
@@ -261,7 +273,7 @@ fn programs_hear_that_the_process_with_the_adapter_was_killed() {
 fn an_adapter_that_cannot_be_shared_says_why_and_what_to_do() {
     let (_nic, link, _) = shared();
     let said = |args: [&str; 2]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_quipu"));
+        let mut command = Command::new(QUIPU);
         command.args(["nic", "--link", args[0], "--share", args[1]]);
         command.env("QUIPU_ADDRESS", "127.0.0.1").env("QUIPU_COUNTERS", "never");
         let output = command.output().unwrap();
