@@ -10,12 +10,13 @@ use super::pair::{Pair, Pairing, free_port, start};
 use super::{Hosts, LIMIT, Row};
 
 /// What the two sides of a program say about where the server is: the server's words and the client's.
-/// `@` stands for the server's address, `*` for a wildcard of its family.
+/// `@` stands for the server's address, `#` for its GID, `*` for a wildcard of its family.
 type Place = [&'static [&'static str]; 2];
 
 const RPING: Place = [&["-s", "-a", "@"], &["-c", "-a", "@"]];
 const RPING_ANYWHERE: Place = [&["-s", "-a", "*"], &["-c", "-a", "@"]];
 const ANYWHERE: Place = [&["-b", "*"], &["-s", "@"]];
+const GIDS: Place = [&["-f", "gid", "-b", "#"], &["-f", "gid", "-s", "#"]];
 const NAMED: Place = [&["-s", "@"], &["-s", "@"]];
 const UNNAMED: Place = [&[], &["-s", "@"]];
 const PERFTEST: Place = [&[], &["@"]];
@@ -138,6 +139,12 @@ fn address(hosts: Hosts, family: Family) -> &'static str {
     }
 }
 
+/// The server's GID.
+fn gid(hosts: Hosts, family: Family) -> String {
+    let mapped = if family == Family::V4 { "::ffff:" } else { "" };
+    format!("{mapped}{}", address(hosts, family))
+}
+
 fn wildcard(family: Family) -> &'static str {
     match family {
         Family::V4 => "0.0.0.0",
@@ -162,15 +169,16 @@ impl Test {
     /// The arguments of one side.
     fn args(&self, side: usize, port: u16, hosts: Hosts, family: Family) -> Vec<String> {
         let words = self.place[side].iter().chain(&self.both).map(|word| match *word {
-            "@" => address(hosts, family),
-            "*" => wildcard(family),
-            other => other,
+            "@" => address(hosts, family).to_owned(),
+            "#" => gid(hosts, family),
+            "*" => wildcard(family).to_owned(),
+            other => other.to_owned(),
         });
         let mut args = match self.is_udaddy() {
             true => Vec::new(),
             false => vec!["-p".to_owned(), port.to_string()],
         };
-        args.extend(words.map(str::to_owned));
+        args.extend(words);
         args
     }
 
@@ -226,7 +234,9 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
         rows.push(persistent(&place, hosts, family, pairing(family)));
         // Linux has no way to IPv6 groups over the loopback.
         if (hosts, family) != (Hosts::One, Family::V6) {
-            rows.push(group(&place, hosts, family, pairing(family)));
+            let option =
+                if family == Family::V4 { ["-m", "239.77.1.2"] } else { ["-m", "ff05::77:1"] };
+            rows.push(group(&place, hosts, family, pairing(family), option));
         }
         // It takes what is behind the first colon for the name of a file.
         if family == Family::V4 {
@@ -249,6 +259,33 @@ pub(super) fn rows_at<'a>(
     };
     let fits = |test: &Test| family == Family::V4 || !test.is_of_ipv4();
     tests().into_iter().filter(fits).map(row).collect()
+}
+
+/// Programs that name their peers by GID, and a group, as a port of InfiniBand lets them.
+pub(super) fn of_infiniband<'a>(
+    place: &str,
+    hosts: Hosts,
+    family: Family,
+    pairing: &Pairing,
+) -> Vec<Row<'a>> {
+    let all = (hosts, family) == (Hosts::One, Family::V4);
+    let gids = ["-I", "10", "-C", "20"];
+    let tests = [
+        test("gid", "ucmatose", GIDS, &["-P", "ib"], "return status 0"),
+        test("gid", "udaddy", GIDS, &[], "return status 0"),
+        test("gid", "rstream", GIDS, &gids, "custom"),
+    ];
+    let tests = tests.into_iter().take(if all { 3 } else { 1 });
+    let row = |test: Test| {
+        let (name, pairing) = (format!("{place}/{}", test.name), pairing.clone());
+        Row { name, run: Box::new(move || test.run(&pairing, hosts, family)) }
+    };
+    let mut rows: Vec<Row<'a>> = tests.map(row).collect();
+    if all || (hosts, family) == (Hosts::Two, Family::V6) {
+        let option = ["-M", "ff12:401b::77:1"];
+        rows.push(group(place, hosts, family, pairing.clone(), option));
+    }
+    rows
 }
 
 /// Rows by TCP on one host.
@@ -325,17 +362,22 @@ fn copied<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Ro
 /// The UDP port of datagrams to groups (`QUIPU_MULTICAST_PORT`).
 const GROUP_PORT: u16 = 20804;
 
-/// One process receives what another one sends to a group.
-fn group<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Row<'a> {
+/// One process receives what another one sends to the group that `option` names.
+fn group<'a>(
+    place: &str,
+    hosts: Hosts,
+    family: Family,
+    pairing: Pairing,
+    option: [&'static str; 2],
+) -> Row<'a> {
     let run = move || {
         let failed = |error: anyhow::Error| format!("{error:#}");
-        let group = if family == Family::V4 { "239.77.1.2" } else { "ff05::77:1" };
         let other = match hosts {
             Hosts::One => family.loopback(),
             Hosts::Two => family.of_host(1),
         };
         let own = [address(hosts, family), other];
-        let args = |own: &str| ["-m", group, "-b", own].map(str::to_owned).to_vec();
+        let args = |own: &str| [option[0], option[1], "-b", own].map(str::to_owned).to_vec();
         let receiver = pairing.command(&pairing.server, "mckey", &args(own[0]));
         let deadline = Instant::now() + LIMIT;
         let receiver = start(receiver, |id| receives(id, GROUP_PORT), deadline).map_err(failed)?;
