@@ -1,4 +1,5 @@
-//! Addresses of InfiniBand's own (`AF_IB`): a GID, which is an IP address here, and a service, which is a port.
+//! Addresses of InfiniBand's own (`AF_IB`): a GID, which is an IP address here, and a service, which is
+//! a port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -18,8 +19,8 @@ pub(crate) enum Whose {
     Peer,
 }
 
-/// Whether there is a port of InfiniBand, the only kind that is reached by such addresses. People who hand one
-/// to another are told.
+/// Whether there is a port of InfiniBand, the only kind that such addresses are of. People who hand one to
+/// another port are told.
 fn is_of_infiniband(config: &Config) -> bool {
     let fine =
         config.link_layer == LinkLayer::InfiniBand && config.devices.contains(&Device::Quipu0);

@@ -1,5 +1,5 @@
-//! Addresses of InfiniBand's own (`AF_IB`). The engine takes them; what it tells are IP addresses, which GIDs are
-//! here. What programs see of an identifier with such an address is made of these and of what they gave.
+//! Addresses of InfiniBand's own (`AF_IB`). The engine takes them; what it tells are IP addresses, which GIDs
+//! are here. What programs see of an identifier with such an address is made of these and of what they gave.
 
 use libc::{c_int, sa_family_t, sockaddr, sockaddr_storage};
 use quipu_abi_types::*;
@@ -21,8 +21,8 @@ pub(crate) enum Whose {
 ///
 /// # Errors
 ///
-/// EPROTONOSUPPORT: its service is of another port space than `ps`. Of a peer's that is known when it is to be
-/// connected to, with the kernel's rdma_cm.
+/// EPROTONOSUPPORT: its service is of another port space than `ps`. (Of a peer's the kernel says so when it is
+/// connected to.)
 ///
 /// # Safety
 ///

@@ -1,5 +1,5 @@
-//! The port of `quipu0` as one of InfiniBand: programs that name their peers by LID, or by GID where others give
-//! IP addresses.
+//! The port of `quipu0` as one of InfiniBand: programs that name their peers by LID, or by GID where others
+//! give IP addresses.
 
 use super::hosts::Family;
 use super::pair::Pairing;

@@ -52,7 +52,7 @@ fn finish(socket: &Socket, linger: Duration) {
 }
 
 entry! {
-    /// `rsocket`: as socket(2), `SOCK_STREAM` and `SOCK_DGRAM` of IPv4 and IPv6, the first of InfiniBand, too.
+    /// `rsocket`: as socket(2), `SOCK_STREAM` and `SOCK_DGRAM` of IPv4 and IPv6; streams of InfiniBand, too.
     fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> IntMinusOne {
         if ![libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) {
             return Err(Errno(libc::EAFNOSUPPORT));
