@@ -195,8 +195,8 @@ pub(crate) unsafe fn resolve(
     }
 }
 
-/// The own address of an identifier that is about to reach `dst` from `src`, if that is one of InfiniBand: the
-/// one that it has, the one that it is to have, or any.
+/// The own address of an identifier that is about to reach `dst` from `src`, if that is one of InfiniBand:
+/// the one that it has, the one that it is to have, or any.
 ///
 /// # Errors
 ///

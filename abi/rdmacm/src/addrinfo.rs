@@ -74,8 +74,8 @@ unsafe fn copy(
     Ok(())
 }
 
-/// What asks for an address of InfiniBand beside its family. A name would be looked up by a service that knows
-/// routes, and where there is none, as any other.
+/// What asks for an address of InfiniBand beside its family. A name would be looked up by a service that
+/// knows routes, and where there is none, as any other.
 const NATIVE: c_int = RAI_FAMILY | RAI_NUMERICHOST;
 
 /// Asks getaddrinfo(3) and fills in the address of the side that `result` is for.

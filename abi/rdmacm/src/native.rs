@@ -21,8 +21,8 @@ pub(crate) enum Whose {
 ///
 /// # Errors
 ///
-/// EPROTONOSUPPORT: its service is of another port space than `ps`. (Of a peer's the kernel says so when it is
-/// connected to.)
+/// EPROTONOSUPPORT: its service is of another port space than `ps`. (Of a peer's the kernel says so when it
+/// is connected to.)
 ///
 /// # Safety
 ///

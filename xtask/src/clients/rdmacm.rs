@@ -10,8 +10,8 @@ use super::pair::{Pair, Pairing, free_port, start};
 use super::{Hosts, LIMIT, Row};
 
 /// What the two sides of a program say about where the server is: the server's words and the client's.
-/// `@` stands for the server's address, `#` for its GID, `*` for a wildcard of its family, `~` for the client's
-/// address.
+/// `@` stands for the server's address, `#` for its GID, `*` for a wildcard of its family, `~` for the
+/// client's address.
 type Place = [&'static [&'static str]; 2];
 
 const RPING: Place = [&["-s", "-a", "@"], &["-c", "-a", "@"]];
