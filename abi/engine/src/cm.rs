@@ -13,6 +13,7 @@ use quipu_nic::Gid;
 
 use crate::entry::{Out, WAIT, entries};
 use crate::instance::{self, Instance, current, for_destructor, opened};
+use crate::native::{self, Whose};
 use crate::status::{Failure, INVALID, Outcome};
 
 /// Hops of a path.
@@ -53,17 +54,15 @@ pub(crate) const API: EngineCmApi = EngineCmApi {
 ///
 /// # Errors
 ///
-/// It is null, or of another family than IPv4 and IPv6.
+/// It is null, or of another family than IPv4, IPv6 and that of InfiniBand; or it is of the last, and leads
+/// nowhere.
 ///
 /// # Safety
 ///
 /// It is null, or a socket address as long as its family says.
-unsafe fn address(raw: *const sockaddr) -> Outcome<SocketAddr> {
-    if raw.is_null() {
-        return Err(INVALID);
-    }
-    // SAFETY: the caller promises at least a family.
-    match c_int::from(unsafe { (*raw).sa_family }) {
+unsafe fn address(raw: *const sockaddr, whose: Whose) -> Outcome<SocketAddr> {
+    // SAFETY: passed on from the caller.
+    match unsafe { family(raw) }? {
         libc::AF_INET => {
             // SAFETY: the family says that this is a sockaddr_in.
             let v4 = unsafe { raw.cast::<sockaddr_in>().read_unaligned() };
@@ -76,8 +75,46 @@ unsafe fn address(raw: *const sockaddr) -> Outcome<SocketAddr> {
             let (ip, port) = (Ipv6Addr::from(v6.sin6_addr.s6_addr), u16::from_be(v6.sin6_port));
             Ok(SocketAddrV6::new(ip, port, 0, v6.sin6_scope_id).into())
         }
+        // SAFETY: the family says that this is a sockaddr_ib.
+        AF_IB => native::address(&unsafe { raw.cast::<sockaddr_ib>().read_unaligned() }, whose),
         _ => Err(EngineStatus::NotSupported.into()),
     }
+}
+
+/// Reads the address of a group; unspecified if any will do.
+///
+/// # Errors
+///
+/// As [`address`].
+///
+/// # Safety
+///
+/// As [`address`].
+unsafe fn group(raw: *const sockaddr) -> Outcome<IpAddr> {
+    // SAFETY: passed on from the caller; the family says what it is.
+    unsafe {
+        match family(raw)? {
+            AF_IB => native::group(&raw.cast::<sockaddr_ib>().read_unaligned()),
+            _ => Ok(address(raw, Whose::Peer)?.ip()),
+        }
+    }
+}
+
+/// The family of an address.
+///
+/// # Errors
+///
+/// It is null.
+///
+/// # Safety
+///
+/// It is null, or a socket address.
+unsafe fn family(raw: *const sockaddr) -> Outcome<c_int> {
+    if raw.is_null() {
+        return Err(INVALID);
+    }
+    // SAFETY: the caller promises at least a family; programs pass bytes of any alignment.
+    Ok(c_int::from(unsafe { (&raw const (*raw).sa_family).read_unaligned() }))
 }
 
 /// An address in a place that has room for any; family 0 for none.
@@ -370,7 +407,7 @@ entries! {
     /// [`EngineCmApi::bind_addr`]
     fn bind_addr(id: CmIdHandle, addr: *const sockaddr) {
         // SAFETY: the table demands a valid address.
-        let addr = unsafe { address(addr) }?;
+        let addr = unsafe { address(addr, Whose::Own) }?;
         let instance = current()?;
         instance.engine.cm_bind_addr(instance.cm_id(id), addr).map_err(|error| match &error {
             // What Linux says of a port that is taken of all addresses.
@@ -393,7 +430,9 @@ entries! {
         _timeout_ms: u32,
     ) {
         // SAFETY: the table demands valid addresses, of which the source may be null.
-        let (src, dst) = unsafe { ((!src.is_null()).then(|| address(src)), address(dst)?) };
+        let own = || unsafe { address(src, Whose::Own) };
+        // SAFETY: as above.
+        let (src, dst) = ((!src.is_null()).then(own), unsafe { address(dst, Whose::Peer) }?);
         let instance = current()?;
         Ok(instance.engine.cm_resolve_addr(instance.cm_id(id), src.transpose()?, dst)?)
     }
@@ -541,7 +580,7 @@ entries! {
     /// [`EngineCmApi::join`]
     fn join(id: CmIdHandle, addr: *const sockaddr, flags: u32, cookie: u64) {
         // SAFETY: the table demands a valid address.
-        let group: IpAddr = unsafe { address(addr) }?.ip();
+        let group = unsafe { group(addr) }?;
         if flags >= JOIN_FLAGS {
             return Err(INVALID);
         }

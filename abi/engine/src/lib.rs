@@ -31,6 +31,7 @@ mod entry;
 mod identity;
 mod instance;
 mod memory;
+mod native;
 mod paging;
 mod post;
 mod queue;

@@ -155,7 +155,8 @@ entries! {
     fn create_qp(pd: PdHandle, init: *const EngineQpInit, out: *mut EngineQp) {
         // SAFETY: the table demands valid pointers.
         let (out, init) = unsafe { (Out::new(out)?, init.as_ref().ok_or(INVALID)?) };
-        if init.create_flags != 0 {
+        let spared = init.create_flags == IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+        if init.create_flags != 0 && !(spared && init.qp_type == IBV_QPT_UD) {
             return Err(EngineStatus::NotSupported.into());
         }
         let instance = current()?;
@@ -199,6 +200,9 @@ entries! {
         let sq_sig_all = init.sq_sig_all != 0;
         let wanted = QpInit { pd, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all };
         let (qp, number, cap) = instance.engine.create_qp(id, &wanted)?;
+        if spared {
+            instance.engine.spare_own_multicast(qp)?;
+        }
         instance.registry().add(Object::Qp(qp), context, init.cookie);
         let cap = attr::cap_of(&cap);
         out.fill(EngineQp { qp: instance.qp_handle(qp), qp_num: number.0, cap });

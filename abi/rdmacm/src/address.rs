@@ -6,12 +6,12 @@ use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne, Plain};
 use quipu_facade::check;
 
-use crate::addrinfo::AF_IB;
 use crate::device::{Device, device};
 use crate::id::{complete, id};
+use crate::native::{self, Whose, is_native};
 
 /// The P_Key of an adapter that has one partition: the default one.
-const DEFAULT_PKEY: u16 = 0xffff;
+pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 /// A selector of path records: the value is exact.
 const EXACTLY: u8 = 2;
 /// A rate of path records: 100 Gbit/s.
@@ -21,7 +21,7 @@ const RATE: u8 = 16;
 ///
 /// # Errors
 ///
-/// EAFNOSUPPORT for AF_IB, EINVAL for null and for another family than that, IPv4 and IPv6.
+/// EINVAL for null and for another family than IPv4, IPv6 and that of InfiniBand.
 ///
 /// # Safety
 ///
@@ -37,7 +37,7 @@ pub(crate) unsafe fn length(addr: *const sockaddr) -> Result<usize, Errno> {
     match c_int::from(family) {
         libc::AF_INET => Ok(size_of::<libc::sockaddr_in>()),
         libc::AF_INET6 => Ok(size_of::<libc::sockaddr_in6>()),
-        AF_IB => Err(Errno::EAFNOSUPPORT),
+        AF_IB => Ok(size_of::<sockaddr_ib>()),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -73,8 +73,14 @@ pub(crate) unsafe fn refresh(raw: *mut rdma_cm_id) -> Result<(), Errno> {
     // SAFETY: the public part is written as the C library writes it, in calls on the identifier.
     let public = unsafe { &mut *raw };
     let addr = &mut public.route.addr;
-    addr.src_storage = route.src;
-    addr.dst_storage = route.dst;
+    let native = state.book().native;
+    addr.src_storage = native.map_or(route.src, |given| native::own(&given, public.ps, &route.src));
+    match native {
+        None => addr.dst_storage = route.dst,
+        // Whom the program has named, it has named.
+        Some(_) if is_native(addr.dst_storage.ss_family) => {}
+        Some(_) => addr.dst_storage = native::peer(&route.dst),
+    }
     addr.ibaddr = rdma_ib_addr { sgid: route.sgid, dgid: route.dgid, pkey: DEFAULT_PKEY };
     if let Some(device) = bound {
         // SAFETY: passed on from the caller.
@@ -140,13 +146,15 @@ fn path_record(route: &EngineCmRoute) -> ibv_sa_path_rec {
 }
 
 /// The port in an address, big endian; 0 if there is no address.
-fn port(addr: &libc::sockaddr_storage) -> u16 {
+pub(crate) fn port(addr: &libc::sockaddr_storage) -> u16 {
     let at: *const libc::sockaddr_storage = addr;
     match c_int::from(addr.ss_family) {
         // SAFETY: a sockaddr_storage holds and is aligned for the address that its family names.
         libc::AF_INET => unsafe { (*at.cast::<libc::sockaddr_in>()).sin_port },
         // SAFETY: as above.
         libc::AF_INET6 => unsafe { (*at.cast::<libc::sockaddr_in6>()).sin6_port },
+        // SAFETY: as above.
+        AF_IB => unsafe { (u64::from_be((*at.cast::<sockaddr_ib>()).sib_sid) as u16).to_be() },
         _ => 0,
     }
 }
@@ -169,18 +177,54 @@ pub(crate) unsafe fn resolve(
         if !src.is_null() {
             length(src)?;
         }
+        let native = of_own(raw, src, dst)?;
         let timeout = timeout_ms.max(0) as u32;
         // The program sees whom it is to reach from now on, also if that fails later. It is written before
         // the call: after it, another thread may take the answer.
         let mut wanted: libc::sockaddr_storage = std::mem::zeroed();
         (&raw mut wanted).cast::<u8>().copy_from_nonoverlapping(dst.cast(), length_of_dst);
         let before = std::mem::replace(&mut (*raw).route.addr.dst_storage, wanted);
+        let native = std::mem::replace(&mut state.book().native, native);
         let begun = check((state.api.cm.resolve_addr)(state.handle, src, dst, timeout));
         if begun.is_err() {
             (*raw).route.addr.dst_storage = before;
+            state.book().native = native;
         }
         begun?;
         complete(raw)
+    }
+}
+
+/// The own address of an identifier that is about to reach `dst` from `src`, if that is one of InfiniBand:
+/// the one that it has, the one that it is to have, or any.
+///
+/// # Errors
+///
+/// EINVAL: the own address and the peer's are of different families. As [`native::read`].
+///
+/// # Safety
+///
+/// As [`resolve`].
+unsafe fn of_own(
+    raw: *mut rdma_cm_id,
+    src: *const sockaddr,
+    dst: *const sockaddr,
+) -> Result<Option<sockaddr_ib>, Errno> {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let (ps, known) = ((*raw).ps, (*raw).route.addr.src_storage.ss_family);
+        let peer = native::read(dst, ps, Whose::Peer)?;
+        let given = native::read(src, ps, Whose::Own)?;
+        let bound = id(raw)?.book().native;
+        let fits = match known {
+            0 if src.is_null() => true,
+            0 => given.is_some() == peer.is_some(),
+            _ => is_native(known) == peer.is_some(),
+        };
+        if !fits {
+            return Err(Errno::EINVAL);
+        }
+        Ok(peer.map(|peer| bound.or(given).unwrap_or(native::any(&peer))))
     }
 }
 
@@ -211,7 +255,9 @@ pub(crate) unsafe fn bind_addr(raw: *mut rdma_cm_id, addr: *const sockaddr) -> R
     unsafe {
         let state = id(raw)?;
         length(addr)?;
+        let native = native::read(addr, (*raw).ps, Whose::Own)?;
         check((state.api.cm.bind_addr)(state.handle, addr))?;
+        state.book().native = native;
         refresh(raw)
     }
 }
@@ -299,14 +345,14 @@ mod tests {
     }
 
     #[test]
-    fn families_without_ip_addresses_are_refused() {
+    fn families_that_are_unknown_are_refused() {
         // SAFETY: these are addresses, or null.
         unsafe {
             let of =
                 |family| length((&raw const *Box::leak(Box::new(of_family(family, 0)))).cast());
             assert_eq!(of(libc::AF_INET), Ok(16));
             assert_eq!(of(libc::AF_INET6), Ok(28));
-            assert_eq!(of(AF_IB), Err(Errno::EAFNOSUPPORT));
+            assert_eq!(of(AF_IB), Ok(48));
             assert_eq!(of(libc::AF_UNSPEC), Err(Errno::EINVAL));
             assert_eq!(of(libc::AF_UNIX), Err(Errno::EINVAL));
             assert_eq!(length(std::ptr::null()), Err(Errno::EINVAL));

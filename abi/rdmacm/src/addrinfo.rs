@@ -4,14 +4,15 @@
 
 use std::ptr;
 
-use libc::{EAI_BADFLAGS, EAI_FAMILY, EAI_MEMORY, EAI_SOCKTYPE, addrinfo, c_char, c_int};
+use libc::{EAI_BADFLAGS, EAI_MEMORY, EAI_SOCKTYPE, addrinfo, c_char, c_int};
 use libc::{sockaddr, socklen_t};
 use quipu_abi_trace::entry;
 use quipu_abi_types::*;
 use quipu_cabi::{Errno, IntMinusOne, Void};
 use quipu_facade::{check, engine};
 
-pub(crate) const AF_IB: c_int = 27;
+use crate::native;
+
 /// `EAI_QPTYPE` of the manual page, for which there is no number but that of its like.
 const EAI_QPTYPE: c_int = EAI_SOCKTYPE;
 const FLAGS: c_int = RAI_PASSIVE | RAI_NUMERICHOST | RAI_NOROUTE | RAI_FAMILY | RAI_SA | RAI_DNS;
@@ -73,6 +74,10 @@ unsafe fn copy(
     Ok(())
 }
 
+/// What asks for an address of InfiniBand beside its family. A name would be looked up by a service that
+/// knows routes, and where there is none, as any other.
+const NATIVE: c_int = RAI_FAMILY | RAI_NUMERICHOST;
+
 /// Asks getaddrinfo(3) and fills in the address of the side that `result` is for.
 ///
 /// # Safety
@@ -89,7 +94,8 @@ unsafe fn look_up(
     let flag = |rai: c_int, ai: c_int| if result.ai_flags & rai != 0 { ai } else { 0 };
     hints.ai_flags =
         flag(RAI_PASSIVE, libc::AI_PASSIVE) | flag(RAI_NUMERICHOST, libc::AI_NUMERICHOST);
-    hints.ai_family = result.ai_family;
+    let of_infiniband = result.ai_family == AF_IB;
+    hints.ai_family = if of_infiniband { libc::AF_UNSPEC } else { result.ai_family };
     let datagrams = result.ai_qp_type == IBV_QPT_UD as c_int;
     hints.ai_socktype = if datagrams { libc::SOCK_DGRAM } else { libc::SOCK_STREAM };
     let mut found = ptr::null_mut();
@@ -106,7 +112,19 @@ unsafe fn look_up(
         } else {
             (&mut result.ai_dst_addr, &mut result.ai_dst_len)
         };
-        let copied = copy(first.ai_addr, first.ai_addrlen, to);
+        let copied = if of_infiniband && result.ai_flags & NATIVE == NATIVE {
+            let mut ip: libc::sockaddr_storage = std::mem::zeroed();
+            let bytes = first.ai_addr.cast::<u8>();
+            (&raw mut ip).cast::<u8>().copy_from_nonoverlapping(bytes, first.ai_addrlen as usize);
+            match native::of_ip(&ip, result.ai_port_space as u32) {
+                Some(addr) => {
+                    copy((&raw const addr).cast(), size_of::<sockaddr_ib>() as socklen_t, to)
+                }
+                None => Err(Failure::Code(libc::EAI_FAMILY)),
+            }
+        } else {
+            copy(first.ai_addr, first.ai_addrlen, to)
+        };
         libc::freeaddrinfo(found);
         copied
     }
@@ -135,9 +153,6 @@ unsafe fn resolve(
         }
         if hints.ai_flags & !FLAGS != 0 {
             return Err(Failure::Code(EAI_BADFLAGS));
-        }
-        if hints.ai_family == AF_IB {
-            return Err(Failure::Code(EAI_FAMILY));
         }
         result.ai_flags = hints.ai_flags;
         result.ai_family = hints.ai_family;
@@ -316,13 +331,37 @@ mod tests {
     }
 
     #[test]
+    fn gids_are_for_those_who_ask_for_them_in_all_ways() {
+        let mut ib = hints(RAI_FAMILY | RAI_NUMERICHOST);
+        (ib.ai_family, ib.ai_port_space) = (AF_IB, RDMA_PS_IB as c_int);
+        // SAFETY: the results are read before they are freed, once.
+        unsafe {
+            for node in [c"::ffff:192.0.2.7", c"192.0.2.7"] {
+                let found = ask(Some(node), Some(&ib)).unwrap();
+                assert_eq!(((*found).ai_family, (*found).ai_dst_len), (AF_IB, 48));
+                let addr = &*(*found).ai_dst_addr.cast::<sockaddr_ib>();
+                assert_eq!(addr.sib_addr.raw[8..], [0, 0, 0xff, 0xff, 192, 0, 2, 7]);
+                assert_eq!(addr.sib_sid, 0x013f_1d2f_u64.to_be());
+                assert_eq!((addr.sib_pkey, addr.sib_sid_mask), (0xffff, u64::MAX));
+                rdma_freeaddrinfo(found);
+            }
+            ib.ai_flags |= RAI_PASSIVE;
+            let found = ask(Some(c"::"), Some(&ib)).unwrap();
+            let addr = &*(*found).ai_src_addr.cast::<sockaddr_ib>();
+            assert_eq!(addr.sib_addr.raw, [0; 16]);
+            rdma_freeaddrinfo(found);
+            ib.ai_flags = RAI_FAMILY;
+            let found = ask(Some(c"::1"), Some(&ib)).unwrap();
+            assert_eq!(((*found).ai_family, (*found).ai_dst_len), (libc::AF_INET6, 28));
+            rdma_freeaddrinfo(found);
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused() {
         assert_eq!(ask(None, None), Err(-1));
         assert_eq!(ask(Some(c"a name"), Some(&hints(RAI_NUMERICHOST))), Err(libc::EAI_NONAME));
         assert_eq!(ask(Some(c"::1"), Some(&hints(1 << 20))), Err(EAI_BADFLAGS));
-        let mut ib = hints(0);
-        ib.ai_family = AF_IB;
-        assert_eq!(ask(Some(c"::1"), Some(&ib)), Err(EAI_FAMILY));
         let mut crooked = hints(0);
         (crooked.ai_qp_type, crooked.ai_port_space) = (IBV_QPT_UD as c_int, RDMA_PS_TCP as c_int);
         assert_eq!(ask(Some(c"::1"), Some(&crooked)), Err(EAI_QPTYPE));

@@ -50,6 +50,8 @@ pub(crate) struct Book {
     pub(crate) groups: Groups,
     /// `rdma_resolve_addrinfo` and its answer.
     pub(crate) names: Names,
+    /// Its own address as the program gave it, where that is one of InfiniBand.
+    pub(crate) native: Option<sockaddr_ib>,
 }
 
 // SAFETY: the pointers are to objects of libibverbs, which may be used from any thread.
@@ -93,6 +95,7 @@ impl IdState {
             remote_ece: ibv_ece::default(),
             groups: Groups::default(),
             names: Names::default(),
+            native: None,
         };
         Self { api, handle, acks: Acks::default(), book: Mutex::new(book) }
     }
@@ -164,9 +167,11 @@ pub(crate) unsafe fn adopt(
 ) -> Result<*mut rdma_cm_id, Errno> {
     // SAFETY: passed on from the caller; a listener's public part is the program's to read.
     let (state, public) = unsafe { (id(listener)?, &*listener) };
-    let api = state.api;
+    let (api, native) = (state.api, state.book().native);
     let public = blank(channel, public.context, public.ps, public.qp_type);
     let adopted = Id::create_with(public, IdState::new(api, handle, false), |raw, state| {
+        // Addresses of a request are of the family that is listened at.
+        state.book().native = native;
         // SAFETY: the handle came with the request.
         check(unsafe { (api.cm.set_cookie)(handle, raw as u64) })?;
         for _ in 0..children::add(handle, raw) {

@@ -41,6 +41,7 @@ pub mod event;
 pub mod id;
 pub mod multicast;
 pub mod names;
+mod native;
 pub mod qp;
 pub mod rsocket;
 pub mod srq;

@@ -41,6 +41,11 @@ fn run(name: &str) {
 
 /// The same with a library in front of all, and other devices.
 fn run_behind(name: &str, front: Option<&Path>, devices: &str) {
+    run_with(name, front, devices, None);
+}
+
+/// The same with a variable of its own.
+fn run_with(name: &str, front: Option<&Path>, devices: &str, variable: Option<(&str, &str)>) {
     if !needs::met(Path::new("/usr/include/rdma/rdma_verbs.h").exists(), "librdmacm-dev") {
         return;
     }
@@ -59,6 +64,7 @@ fn run_behind(name: &str, front: Option<&Path>, devices: &str) {
         .env("LD_PRELOAD", preload.join(":"))
         .env("QUIPU_ADDRESS", "127.0.0.1")
         .env("QUIPU_DEVICES", devices)
+        .envs(variable)
         .envs(devices.contains("quipu_qp0").then_some(("QUIPU_QPIP_LINK", "udp:127.0.0.1:0")))
         .output()
         .expect("the program starts");
@@ -89,6 +95,11 @@ fn queues_are_shared_and_named() {
 #[test]
 fn names_are_resolved_by_events_and_programs_write_their_own() {
     run("names");
+}
+
+#[test]
+fn addresses_of_infiniband_are_for_its_ports() {
+    run_with("native", None, DEVICES, Some(("QUIPU_LINK_LAYER", "infiniband")));
 }
 
 #[test]

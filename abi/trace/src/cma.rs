@@ -37,6 +37,13 @@ unsafe fn socket_address(this: *const sockaddr) -> Value {
                 let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
                 Some(Ok(SocketAddr::new(IpAddr::V6(ip), u16::from_be(v6.sin6_port))))
             }
+            AF_IB => {
+                // SAFETY: as above.
+                let ib = unsafe { peek(this.cast::<sockaddr_ib>(), 1) }?[0];
+                // SAFETY: both fields of the union are 16 bytes, of which all values are valid.
+                let gid = Ipv6Addr::from(unsafe { ib.sib_addr.raw });
+                Some(Ok(SocketAddr::new(IpAddr::V6(gid), u64::from_be(ib.sib_sid) as u16)))
+            }
             other => Some(Err(other)),
         }
     });

@@ -249,6 +249,10 @@ constants! {
     u32 { IBV_CQ_INIT_ATTR_MASK_FLAGS = 1, IBV_CQ_INIT_ATTR_MASK_PD = 1 << 1, }
 }
 constants! {
+    /// `enum ibv_qp_create_flags`, as far as it can be asked for.
+    u32 { IBV_QP_CREATE_BLOCK_SELF_MCAST_LB = 1 << 1, }
+}
+constants! {
     /// `enum ibv_create_cq_attr_flags`
     u32 { IBV_CREATE_CQ_ATTR_SINGLE_THREADED = 1, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN = 1 << 1, }
 }

@@ -3,6 +3,25 @@ use libc::{c_char, c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
 
 use crate::*;
 
+/// The family of [`sockaddr_ib`].
+pub const AF_IB: c_int = 27;
+
+/// An address of InfiniBand's own (`infiniband/ib.h`): a GID, and the service there. All but family and scope
+/// are big endian.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sockaddr_ib {
+    pub sib_family: u16,
+    pub sib_pkey: u16,
+    pub sib_flowinfo: u32,
+    pub sib_addr: ibv_gid,
+    /// For connection management a port space, `RDMA_PS_*` << 16, and a port.
+    pub sib_sid: u64,
+    /// Which bits of that matter.
+    pub sib_sid_mask: u64,
+    pub sib_scope_id: u64,
+}
+
 /// The InfiniBand part of an identifier's addresses. The key is big endian.
 #[repr(C)]
 #[derive(Clone, Copy)]

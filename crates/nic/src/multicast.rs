@@ -11,7 +11,7 @@ use crate::adapter::Adapter;
 use crate::datagram::{Arrival, deliver};
 use crate::error::Fault;
 use crate::probe::Probe;
-use crate::types::{Gid, QpId, QpType};
+use crate::types::{Gid, QpId, QpNum, QpType};
 
 /// The first octet of the IPv4 groups that stand for IPv6 ones: of administrative scope (RFC 2365).
 const ADMINISTRATIVE: u8 = 239;
@@ -142,6 +142,19 @@ impl<P: Probe> Adapter<P> {
         members.filter(|(member, _)| *member == id).map(|&(_, mgid)| mgid).collect()
     }
 
+    /// Has a queue pair not hear from groups what it has sent to them (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    ///
+    /// # Errors
+    /// No such queue pair, or one of another service.
+    pub fn spare_own_multicast(&mut self, id: QpId) -> Result<(), Fault> {
+        let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        if qp.qp_type != QpType::Ud {
+            return Err(Fault::Unsupported("to be spared own messages, but for datagrams"));
+        }
+        qp.is_spared_own = true;
+        Ok(())
+    }
+
     /// Gives a datagram to every queue pair that is attached to its group.
     pub(crate) fn deliver_to_group(
         &mut self,
@@ -156,11 +169,15 @@ impl<P: Probe> Adapter<P> {
             };
         }
         let (mut index, mut last) = (0, None);
+        let is_own = arrival.from.ip() == IpAddr::from(self.hub.config.gid);
+        let sender = is_own.then_some(QpNum(header.source_qpn));
         while let Some(&(id, _)) =
             self.hub.groups.get(&arrival.to).and_then(|group| group.get(index))
         {
             // One that is attached by several names stands there as often, in a row.
-            if let Some((qp, hub)) = self.qp_and_hub(id).filter(|_| last != Some(id)) {
+            if let Some((qp, hub)) = self.qp_and_hub(id).filter(|_| last != Some(id))
+                && !(qp.is_spared_own && sender == Some(qp.num))
+            {
                 deliver(qp, hub, header, arrival, message);
             }
             (index, last) = (index + 1, Some(id));

@@ -140,6 +140,8 @@ pub(crate) struct Qp {
     pub(crate) drain_owed: bool,
     /// Whether it stands in the adapter's list of timers, and for when.
     pub(crate) timer: Option<Time>,
+    /// Whether messages of its own to a group that it is attached to do not come back to it.
+    pub(crate) is_spared_own: bool,
 }
 
 impl Path {
@@ -200,6 +202,7 @@ impl Qp {
             peer_rq_psn: None,
             drain_owed: false,
             timer: None,
+            is_spared_own: false,
         }
     }
 

@@ -1,9 +1,10 @@
-//! The port of `quipu0` as one of InfiniBand: programs that name their peers by LID.
+//! The port of `quipu0` as one of InfiniBand: programs that name their peers by LID, or by GID where others
+//! give IP addresses.
 
 use super::hosts::Family;
 use super::pair::Pairing;
 use super::rows::{pingpong, results, run};
-use super::{Hosts, Row};
+use super::{Hosts, Row, rdmacm};
 
 /// Without a GID.
 const PINGPONG: [&str; 5] = [
@@ -28,6 +29,7 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
     for family in [Family::V4, Family::V6] {
         let pairing = pairing(family).with_env("QUIPU_LINK_LAYER", "infiniband");
         let place = format!("{}/{}/infiniband", hosts.name(), family.name());
+        rows.extend(rdmacm::of_infiniband(&place, hosts, family, &pairing));
         for program in PINGPONG {
             let name = format!("{place}/{}", program.trim_start_matches("ibv_"));
             let options: &[&str] = if program == "ibv_srq_pingpong" { &["-q", "1"] } else { &[] };

@@ -10,12 +10,15 @@ use super::pair::{Pair, Pairing, free_port, start};
 use super::{Hosts, LIMIT, Row};
 
 /// What the two sides of a program say about where the server is: the server's words and the client's.
-/// `@` stands for the server's address, `*` for a wildcard of its family.
+/// `@` stands for the server's address, `#` for its GID, `*` for a wildcard of its family, `~` for the
+/// client's address.
 type Place = [&'static [&'static str]; 2];
 
 const RPING: Place = [&["-s", "-a", "@"], &["-c", "-a", "@"]];
+const RPING_FROM: Place = [&["-s", "-a", "@"], &["-c", "-a", "@", "-I", "~"]];
 const RPING_ANYWHERE: Place = [&["-s", "-a", "*"], &["-c", "-a", "@"]];
 const ANYWHERE: Place = [&["-b", "*"], &["-s", "@"]];
+const GIDS: Place = [&["-f", "gid", "-b", "#"], &["-f", "gid", "-s", "#"]];
 const NAMED: Place = [&["-s", "@"], &["-s", "@"]];
 const UNNAMED: Place = [&[], &["-s", "@"]];
 const PERFTEST: Place = [&[], &["@"]];
@@ -87,7 +90,7 @@ fn tests() -> Vec<Test> {
         test("validated", "rping", RPING, &["-V", "-C", "20", "-S", "4096"], ""),
         test("wildcard", "rping", RPING_ANYWHERE, &["-v", "-C", "5"], "ping data: rdma-ping-4"),
         test("own-queue-pair", "rping", RPING, &["-q", "-V", "-C", "20"], ""),
-        test("debug", "rping", RPING, &["-d", "-v", "-C", "3"], "RDMA_CM_EVENT_ESTABLISHED"),
+        test("debug", "rping", RPING_FROM, &["-d", "-v", "-C", "3"], "RDMA_CM_EVENT_ESTABLISHED"),
         test("plain", "ucmatose", ANYWHERE, &[], FINE),
         test("many", "ucmatose", ANYWHERE, &["-c", "20", "-C", "30", "-S", "2000"], FINE),
         test("tos-and-timeout", "ucmatose", ANYWHERE, &["-t", "96", "-a", "14"], FINE),
@@ -138,6 +141,20 @@ fn address(hosts: Hosts, family: Family) -> &'static str {
     }
 }
 
+/// The client's address.
+fn client(hosts: Hosts, family: Family) -> &'static str {
+    match hosts {
+        Hosts::One => family.loopback(),
+        Hosts::Two => family.of_host(1),
+    }
+}
+
+/// The server's GID.
+fn gid(hosts: Hosts, family: Family) -> String {
+    let mapped = if family == Family::V4 { "::ffff:" } else { "" };
+    format!("{mapped}{}", address(hosts, family))
+}
+
 fn wildcard(family: Family) -> &'static str {
     match family {
         Family::V4 => "0.0.0.0",
@@ -162,15 +179,17 @@ impl Test {
     /// The arguments of one side.
     fn args(&self, side: usize, port: u16, hosts: Hosts, family: Family) -> Vec<String> {
         let words = self.place[side].iter().chain(&self.both).map(|word| match *word {
-            "@" => address(hosts, family),
-            "*" => wildcard(family),
-            other => other,
+            "@" => address(hosts, family).to_owned(),
+            "#" => gid(hosts, family),
+            "*" => wildcard(family).to_owned(),
+            "~" => client(hosts, family).to_owned(),
+            other => other.to_owned(),
         });
         let mut args = match self.is_udaddy() {
             true => Vec::new(),
             false => vec!["-p".to_owned(), port.to_string()],
         };
-        args.extend(words.map(str::to_owned));
+        args.extend(words);
         args
     }
 
@@ -226,7 +245,8 @@ pub(super) fn rows<'a>(hosts: Hosts, pairing: impl Fn(Family) -> Pairing) -> Vec
         rows.push(persistent(&place, hosts, family, pairing(family)));
         // Linux has no way to IPv6 groups over the loopback.
         if (hosts, family) != (Hosts::One, Family::V6) {
-            rows.push(group(&place, hosts, family, pairing(family)));
+            let name = if family == Family::V4 { "239.77.1.2" } else { "ff05::77:1" };
+            rows.push(group(&place, (hosts, family), pairing(family), ["-m", name], &["-s"]));
         }
         // It takes what is behind the first colon for the name of a file.
         if family == Family::V4 {
@@ -249,6 +269,35 @@ pub(super) fn rows_at<'a>(
     };
     let fits = |test: &Test| family == Family::V4 || !test.is_of_ipv4();
     tests().into_iter().filter(fits).map(row).collect()
+}
+
+/// Programs that name their peers by GID, and a group, as a port of InfiniBand lets them.
+pub(super) fn of_infiniband<'a>(
+    place: &str,
+    hosts: Hosts,
+    family: Family,
+    pairing: &Pairing,
+) -> Vec<Row<'a>> {
+    let all = (hosts, family) == (Hosts::One, Family::V4);
+    let far = (hosts, family) == (Hosts::Two, Family::V6);
+    let tests = [
+        (true, test("gid", "ucmatose", GIDS, &["-P", "ib"], "return status 0")),
+        (all, test("gid", "udaddy", GIDS, &[], "return status 0")),
+        (all, test("gid", "rstream", GIDS, &["-I", "10", "-C", "20"], "custom")),
+    ];
+    let row = |test: Test| {
+        let (name, pairing) = (format!("{place}/{}", test.name), pairing.clone());
+        Row { name, run: Box::new(move || test.run(&pairing, hosts, family)) }
+    };
+    let here = tests.into_iter().filter(|(here, _)| *here);
+    let mut rows: Vec<Row<'a>> = here.map(|(_, test)| row(test)).collect();
+    if all || far {
+        let option = ["-M", "ff12:401b::77:1"];
+        // Sends only, and does not hear itself.
+        let of_sender = &["-s", "-o", "-l"];
+        rows.push(group(place, (hosts, family), pairing.clone(), option, of_sender));
+    }
+    rows
 }
 
 /// Rows by TCP on one host.
@@ -325,21 +374,24 @@ fn copied<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Ro
 /// The UDP port of datagrams to groups (`QUIPU_MULTICAST_PORT`).
 const GROUP_PORT: u16 = 20804;
 
-/// One process receives what another one sends to a group.
-fn group<'a>(place: &str, hosts: Hosts, family: Family, pairing: Pairing) -> Row<'a> {
+/// One process receives what another one, with options of its own, sends to the group that `option` names.
+fn group<'a>(
+    place: &str,
+    (hosts, family): (Hosts, Family),
+    pairing: Pairing,
+    option: [&'static str; 2],
+    of_sender: &'static [&'static str],
+) -> Row<'a> {
     let run = move || {
         let failed = |error: anyhow::Error| format!("{error:#}");
-        let group = if family == Family::V4 { "239.77.1.2" } else { "ff05::77:1" };
-        let other = match hosts {
-            Hosts::One => family.loopback(),
-            Hosts::Two => family.of_host(1),
+        let args = |own, more: &[&str]| -> Vec<String> {
+            [&option, &["-b", own], more].concat().into_iter().map(str::to_owned).collect()
         };
-        let own = [address(hosts, family), other];
-        let args = |own: &str| ["-m", group, "-b", own].map(str::to_owned).to_vec();
-        let receiver = pairing.command(&pairing.server, "mckey", &args(own[0]));
+        let receiving = args(address(hosts, family), &[]);
+        let receiver = pairing.command(&pairing.server, "mckey", &receiving);
         let deadline = Instant::now() + LIMIT;
         let receiver = start(receiver, |id| receives(id, GROUP_PORT), deadline).map_err(failed)?;
-        let sending = [args(own[1]), vec!["-s".into()]].concat();
+        let sending = args(client(hosts, family), of_sender);
         let sender = capture(pairing.command(&pairing.client, "mckey", &sending), LIMIT);
         let pair = Pair { server: receiver.finish(soon()), client: sender.map_err(failed)? };
         if pair.both_succeeded() { Ok(()) } else { Err(pair.text()) }

@@ -47,6 +47,13 @@ const PERFTEST: [(&str, &[Variant]); 8] = [
     ("ib_atomic_lat", &[PLAIN, EVENTS, MTU, XRC]),
 ];
 
+/// Options that are tried with one program, in one place.
+const ONCE: [(&str, Variant); 3] = [
+    ("ib_send_bw", ("post-lists", &["-s", "4096", "-l", "8", "--recv_post_list=8"])),
+    ("ib_send_bw", ("srq-8-qps", &["-s", "4096", "--use-srq", "-q", "8"])),
+    ("ib_write_bw", ("cm-4-qps-tos", &["-s", "4096", "-R", "-q", "4", "-T", "96"])),
+];
+
 /// `ibv_rc_pingpong` and its relatives: name, program, options. The one of shared receive queues has one
 /// queue pair: with more, a side that has counted enough messages leaves while others are still under way
 /// to it.
@@ -126,6 +133,10 @@ fn programs<'a>(hosts: Hosts, full: bool, pairing: impl Fn(Family) -> Pairing) -
             rows.push(pingpong(format!("{place}/{name}"), pairing.clone(), program, options));
         }
         rows.push(no_gid(format!("{place}/rc_pingpong/no-gid-is-refused"), pairing.clone()));
+        let once = ONCE.iter().filter(|_| (hosts, family) == (Hosts::One, Family::V4));
+        rows.extend(once.map(|&(program, variant)| {
+            Perftest { program, variant, old: true, family }.row(&place, pairing.clone())
+        }));
         let mut turn = (hosts == Hosts::Two) ^ (family == Family::V6);
         for (program, variants) in PERFTEST {
             for variant in variants {

@@ -238,9 +238,14 @@ fn arguments_and_states_that_are_not_valid() {
         assert_eq!(done(unsafe { (cm.set_cookie)(wrong, 1) }), Err(S::Invalid));
     }
     assert_eq!(done(unsafe { (cm.bind_addr)(id, std::ptr::null()) }), Err(S::Invalid));
-    let mut infiniband = ipv4(0, LOOPBACK);
-    infiniband.sin_family = libc::AF_IB as libc::sa_family_t;
-    assert_eq!(done(unsafe { (cm.bind_addr)(id, raw(&infiniband)) }), Err(S::NotSupported));
+    let mut local = ipv4(0, LOOPBACK);
+    local.sin_family = libc::AF_UNIX as libc::sa_family_t;
+    assert_eq!(done(unsafe { (cm.bind_addr)(id, raw(&local)) }), Err(S::NotSupported));
+    let mut infiniband: sockaddr_ib = unsafe { std::mem::zeroed() };
+    infiniband.sib_family = AF_IB as libc::sa_family_t;
+    let at: *const libc::sockaddr = (&raw const infiniband).cast();
+    assert_eq!(done(unsafe { (cm.bind_addr)(id, at) }), Err(S::NoDevice), "a port of Ethernet");
+    assert_eq!(done(unsafe { (cm.join)(id, at, 0, 1) }), Err(S::NotSupported));
     let stranger = unsafe { (cm.bind_addr)(id, raw(&ipv4(0, [192, 0, 2, 1]))) };
     assert_eq!(done(stranger), Err(S::AddressNotAvailable));
     assert_eq!(done(unsafe { (cm.connect)(id, std::ptr::null()) }), Err(S::Invalid));

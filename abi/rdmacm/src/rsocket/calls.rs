@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, sockaddr, socklen_t};
 use quipu_abi_trace::entry;
-use quipu_abi_types::rdma_cm_event;
+use quipu_abi_types::{AF_IB, rdma_cm_event};
 use quipu_cabi::{Errno, IntMinusOne};
 
 use super::socket::{LINGER, Phase, Socket};
@@ -52,9 +52,9 @@ fn finish(socket: &Socket, linger: Duration) {
 }
 
 entry! {
-    /// `rsocket`: as socket(2), `SOCK_STREAM` and `SOCK_DGRAM` of IPv4 and IPv6.
+    /// `rsocket`: as socket(2), `SOCK_STREAM` and `SOCK_DGRAM` of IPv4 and IPv6; streams of InfiniBand, too.
     fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> IntMinusOne {
-        if domain != libc::AF_INET && domain != libc::AF_INET6 {
+        if ![libc::AF_INET, libc::AF_INET6, AF_IB].contains(&domain) {
             return Err(Errno(libc::EAFNOSUPPORT));
         }
         let (flags, kind) = (kind & libc::SOCK_NONBLOCK, kind & 0xf);

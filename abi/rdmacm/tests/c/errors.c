@@ -34,11 +34,12 @@ static void identifiers(struct rdma_event_channel *channel)
 	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
 	CHECK(id->verbs == NULL && id->ps == RDMA_PS_TCP && id->qp_type == IBV_QPT_RC);
 	FAILS(rdma_bind_addr(id, NULL), EINVAL);
-	FAILS(rdma_bind_addr(id, (struct sockaddr *)&ib), EAFNOSUPPORT);
-	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ib, 1), EAFNOSUPPORT);
+	FAILS(rdma_bind_addr(id, (struct sockaddr *)&ib), ENODEV);
+	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&ib, 1), ENODEV);
 	FAILS(rdma_bind_addr(id, (struct sockaddr *)&none), EINVAL);
 	FAILS(rdma_resolve_addr(id, NULL, (struct sockaddr *)&none, 1), EINVAL);
 	FAILS(rdma_resolve_addr(id, (struct sockaddr *)&none, (struct sockaddr *)&six, 1), EINVAL);
+	FAILS(rdma_join_multicast(id, (struct sockaddr *)&ib, NULL), EOPNOTSUPP);
 	FAILS(rdma_join_multicast(id, (struct sockaddr *)&none, NULL), EINVAL);
 	FAILS(rdma_leave_multicast(id, (struct sockaddr *)&none), EINVAL);
 	FAILS(rdma_resolve_addr(id, NULL, NULL, 1), EINVAL);

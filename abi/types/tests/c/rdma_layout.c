@@ -1,4 +1,5 @@
 /* Prints sizes and offsets of the installed rdma_cma.h, in the order that tests/c_layout.rs compares. */
+#include <infiniband/ib.h>
 #include <rdma/rdma_cma.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -27,5 +28,7 @@ int main(void)
 	AT(rdma_addrinfo, ai_src_len); AT(rdma_addrinfo, ai_dst_addr); AT(rdma_addrinfo, ai_route_len);
 	AT(rdma_addrinfo, ai_connect); AT(rdma_addrinfo, ai_next);
 	AT(rdma_cm_join_mc_attr_ex, addr);
+	SIZE(sockaddr_ib);
+	AT(sockaddr_ib, sib_addr); AT(sockaddr_ib, sib_sid); AT(sockaddr_ib, sib_scope_id);
 	return 0;
 }

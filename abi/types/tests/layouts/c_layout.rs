@@ -212,6 +212,10 @@ fn connection_management_is_laid_out_alike() {
         ("rdma_addrinfo.ai_connect", offset_of!(rdma_addrinfo, ai_connect)),
         ("rdma_addrinfo.ai_next", offset_of!(rdma_addrinfo, ai_next)),
         ("rdma_cm_join_mc_attr_ex.addr", offset_of!(rdma_cm_join_mc_attr_ex, addr)),
+        ("sockaddr_ib", size_of::<sockaddr_ib>()),
+        ("sockaddr_ib.sib_addr", offset_of!(sockaddr_ib, sib_addr)),
+        ("sockaddr_ib.sib_sid", offset_of!(sockaddr_ib, sib_sid)),
+        ("sockaddr_ib.sib_scope_id", offset_of!(sockaddr_ib, sib_scope_id)),
     ];
     assert_eq!(text(&ours), theirs);
 }

@@ -8,7 +8,7 @@ use quipu_cm::{
     CallError, ChannelKey, Cm, Event, EventKind, IdKey, Param, PortSpace, QpParams, Refusal, Route,
 };
 use quipu_fault::{Call, CmEvent};
-use quipu_nic::{Gid, Probe, QpNum, Time};
+use quipu_nic::{Gid, LinkLayer, Probe, QpNum, Time};
 
 use super::core::{Core, HelperMode};
 use super::helper::Helper;
@@ -463,13 +463,16 @@ impl Engine {
         self.manage_cm(|cm, _| cm.connect_params(id))
     }
 
-    /// Joins a multicast group. An event tells how to reach it.
+    /// Joins a multicast group. An event tells how to reach it. On a port of InfiniBand the unspecified
+    /// address stands for a group that nobody else has.
     ///
     /// # Errors
     ///
     /// The address is not one of a group; the identifier is not for datagrams, has no device, has a
     /// membership of that name, or too many.
     pub fn cm_join(&self, id: IdKey, group: IpAddr, cookie: u64) -> Result<(), EngineError> {
+        let assigns = self.config().link_layer == LinkLayer::InfiniBand;
+        let group = if assigns && group.is_unspecified() { new_group()? } else { group };
         let struck = self.enter_for(Call::JoinMulticast)?.take_cm_event(Call::JoinMulticast);
         self.manage_cm(|cm, _| match struck {
             Some((_, status)) => cm.strike_join(id, group, cookie, status),
@@ -485,6 +488,14 @@ impl Engine {
     pub fn cm_leave(&self, id: IdKey, cookie: u64) -> Result<u32, EngineError> {
         self.manage_cm(|cm, _| cm.leave(id, cookie))
     }
+}
+
+/// A group as a subnet administrator assigns them (IBA 15.2.5.17): of this link, and not a lasting one.
+fn new_group() -> Result<IpAddr, EngineError> {
+    let mut octets = [0; 16];
+    sys::random(&mut octets).map_err(|error| EngineError::system("random numbers", error))?;
+    octets[..4].copy_from_slice(&[0xff, 0x12, 0xa0, 0x1b]);
+    Ok(IpAddr::from(octets))
 }
 
 #[cfg(test)]

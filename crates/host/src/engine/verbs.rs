@@ -425,6 +425,15 @@ impl Engine {
         Ok(())
     }
 
+    /// Has a datagram queue pair not hear from groups what it has sent to them.
+    ///
+    /// # Errors
+    ///
+    /// No such queue pair, or one of another service.
+    pub fn spare_own_multicast(&self, qp: QpId) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.spare_own_multicast(qp)?)
+    }
+
     /// Detaches a queue pair from the multicast group that a GID stands for.
     ///
     /// # Errors
