@@ -1,5 +1,5 @@
-//! What the gate runs beside its tests. They wait for much of their time; builds, which never wait, fill it at
-//! a low priority: not the lowest, at which a fuzz target could be taken for one that hangs.
+//! What the gate runs beside its tests. They wait for much of their time; builds, which never wait, fill it
+//! at a low priority: not the lowest, at which a fuzz target could be taken for one that hangs.
 
 use std::fs::{self, File};
 use std::path::PathBuf;

@@ -198,8 +198,8 @@ fn queues(rows: Vec<Row<'_>>) -> Vec<Vec<Row<'_>>> {
     queues
 }
 
-/// How many rows are beside each other on each processor: most wait more than they work, for the programs' own
-/// pauses above all.
+/// How many rows are beside each other on each processor: most wait more than they work, for the programs'
+/// own pauses above all.
 const EACH: usize = 2;
 
 /// Runs queues beside each other.

@@ -116,8 +116,9 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
 }
 
 /// Every program with every variant, IPv4 and IPv6. Both ways to post are tried on one host by IPv4;
-/// elsewhere they take turns, unless `full` asks for all combinations. perftest's programs for bandwidth measure
-/// the processor's clock for a quarter of a second for each size, so a row of all sizes takes five seconds.
+/// elsewhere they take turns, unless `full` asks for all combinations. perftest's programs for bandwidth
+/// measure the processor's clock for a quarter of a second for each size, so a row of all sizes takes five
+/// seconds.
 fn programs<'a>(hosts: Hosts, full: bool, pairing: impl Fn(Family) -> Pairing) -> Vec<Row<'a>> {
     let mut rows = Vec::new();
     for family in [Family::V4, Family::V6] {
