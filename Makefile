@@ -26,9 +26,10 @@ demo: toolchain
 	@tests/clients/install.sh demo
 	@$(CARGO) xtask demo
 
+# What cargo would keep for a next build that differs a little costs time.
 check: toolchain
 	@tests/clients/install.sh demo check
-	@$(CARGO) xtask ci
+	@CARGO_INCREMENTAL=0 $(CARGO) xtask ci
 
 build: toolchain
 	@$(CARGO) xtask stage $(if $(PROFILED),--profiled)

@@ -37,40 +37,50 @@ const PROGRAMS: [(&str, &[&str]); 3] = [
     ("ib_read_bw", &["-F", "-b", "-N", "-n", "50000000", "-e"]),
 ];
 
+/// How the two sides meet: the beginning of the rows' names, and a variable to be set.
+type Way = (&'static str, Option<(&'static str, &'static str)>);
+
 /// Through shared memory, with and without access to the peer's memory, and over TCP.
 pub(super) fn one_host(staged: &Staged) -> Vec<Row<'_>> {
-    let pairing = || Pairing::one_host_at(staged, &own_loopback());
     let ways = [
-        ("one-host/faults", pairing()),
-        ("one-host-copy/faults", pairing().with_env("QUIPU_PEER_MEMORY", "never")),
-        ("one-host-shared/faults", pairing().with_env("QUIPU_SHARED_PAGES", "registered")),
-        ("one-host-tcp/faults", pairing().with_env("QUIPU_SAME_HOST", "never")),
+        ("one-host/faults", None),
+        ("one-host-copy/faults", Some(("QUIPU_PEER_MEMORY", "never"))),
+        ("one-host-shared/faults", Some(("QUIPU_SHARED_PAGES", "registered"))),
+        ("one-host-tcp/faults", Some(("QUIPU_SAME_HOST", "never"))),
     ];
     let losses = [("client-killed", Loss::ClientKilled), ("server-killed", Loss::ServerKilled)];
-    rows(&ways, &losses)
+    rows(&ways, &losses, |own| Pairing::one_host_at(staged, own))
 }
 
 /// Between two hosts.
 pub(super) fn two_hosts(staged: &Staged) -> Vec<Row<'_>> {
-    let ways = [("two-hosts/faults", Pairing::two_hosts(staged, Family::V4))];
     let losses = [
         ("client-killed", Loss::ClientKilled),
         ("server-killed", Loss::ServerKilled),
         ("wire-cut", Loss::WireCut),
     ];
-    rows(&ways, &losses)
+    rows(&[("two-hosts/faults", None)], &losses, |_| Pairing::two_hosts(staged, Family::V4))
 }
 
-fn rows<'a>(ways: &[(&str, Pairing)], losses: &[(&str, Loss)]) -> Vec<Row<'a>> {
+/// Each row has an address of its own, so that what is left behind at it is its own.
+fn rows<'a>(
+    ways: &[Way],
+    losses: &[(&str, Loss)],
+    pairing: impl Fn(&str) -> Pairing,
+) -> Vec<Row<'a>> {
     let mut rows = Vec::new();
-    for (way, pairing) in ways {
+    for (way, variable) in ways {
         for (program, args) in PROGRAMS {
             for (loss_name, loss) in losses {
-                let (pairing, loss) = (pairing.clone(), *loss);
+                let own = own_loopback(rows.len());
+                let (mut pairing, loss) = (pairing(&own), *loss);
+                if let Some((name, value)) = variable {
+                    pairing = pairing.with_env(name, value);
+                }
                 let short = program.trim_start_matches("ib_");
                 rows.push(Row {
                     name: format!("{way}/{short}/{loss_name}"),
-                    run: Box::new(move || lose(&pairing, program, args, loss)),
+                    run: Box::new(move || lose(&pairing, &own, program, args, loss)),
                 });
             }
         }
@@ -78,8 +88,14 @@ fn rows<'a>(ways: &[(&str, Pairing)], losses: &[(&str, Loss)]) -> Vec<Row<'a>> {
     rows
 }
 
-fn lose(pairing: &Pairing, program: &str, args: &[&str], loss: Loss) -> Result<(), String> {
-    let before = traces();
+fn lose(
+    pairing: &Pairing,
+    own: &str,
+    program: &str,
+    args: &[&str],
+    loss: Loss,
+) -> Result<(), String> {
+    let before = traces(own);
     let words: Vec<String> = args.iter().map(|word| (*word).to_owned()).collect();
     let fault = |error: anyhow::Error| format!("{error:#}");
     let deadline = Instant::now() + LIMIT;
@@ -123,7 +139,7 @@ fn lose(pairing: &Pairing, program: &str, args: &[&str], loss: Loss) -> Result<(
         cut(1, false).map_err(fault)?;
     }
     outcome?;
-    let left: Vec<String> = traces().difference(&before).cloned().collect();
+    let left: Vec<String> = traces(own).difference(&before).cloned().collect();
     if !left.is_empty() {
         return Err(format!("  left behind: {}", left.join(", ")));
     }
@@ -161,15 +177,15 @@ fn processor_time(process: u32) -> Option<Duration> {
     Some(Duration::from_millis(ticks * 10))
 }
 
-/// An address of the loopback that nobody else uses, so that what is left behind at it is ours.
-fn own_loopback() -> String {
+/// Addresses of the loopback that nobody else uses. None of them is the beginning of another one.
+fn own_loopback(number: usize) -> String {
     let [.., high, low] = std::process::id().to_be_bytes();
-    format!("127.{high}.{low}.77")
+    format!("127.{high}.{low}.{}", 100 + number)
 }
 
 /// What could be left of a process that was killed: shared memory by name, sockets by name. The folder of
 /// counters, which the first process of a user makes, is there to stay.
-fn traces() -> BTreeSet<String> {
+fn traces(own: &str) -> BTreeSet<String> {
     let mut traces = BTreeSet::new();
     for folder in ["/dev/shm", "/run"] {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -179,7 +195,6 @@ fn traces() -> BTreeSet<String> {
     }
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let names = sockets.lines().filter_map(|line| line.split_whitespace().nth(7));
-    let own = own_loopback();
-    traces.extend(names.filter(|name| name.contains(&own)).map(str::to_owned));
+    traces.extend(names.filter(|name| name.contains(own)).map(str::to_owned));
     traces
 }

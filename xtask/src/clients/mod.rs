@@ -88,14 +88,17 @@ struct Row<'a> {
     run: Box<dyn Fn() -> Result<(), String> + Send + Sync + 'a>,
 }
 
-/// Parts of the names of rows that want to be alone: they look at what is left behind or at all of a user's
-/// programs, cut the wire, or have a port, a group or frames that the program does not let one choose.
-const ALONE: [&str; 7] =
-    ["/faults/", "/udaddy/", "/mckey", "multicast", "/command/", "/suite/flow", "/suite/rss"];
+/// Parts of the names of rows that want to be alone: they look at all of a user's programs, cut the wire, or
+/// have frames that the program does not let one choose.
+const ALONE: [&str; 4] = ["/wire-cut", "/command/", "/suite/flow", "/suite/rss"];
+
+/// Parts of the names of rows that may not be beside each other, but beside all others: they have a port or a
+/// group that the program does not let one choose.
+const IN_TURN: [&[&str]; 2] = [&["/udaddy/"], &["/mckey", "multicast"]];
 
 impl Row<'_> {
-    fn is_alone(&self) -> bool {
-        ALONE.iter().any(|part| self.name.contains(part))
+    fn is_one_of(&self, parts: &[&str]) -> bool {
+        parts.iter().any(|part| self.name.contains(part))
     }
 
     /// Runs it, and says how it went.
@@ -176,23 +179,41 @@ fn run_rows(mut rows: Vec<Row<'_>>, options: &Options) -> Tally {
         rows.iter().for_each(|row| println!("{}", row.name));
         return Tally::default();
     }
-    let (alone, beside): (Vec<_>, Vec<_>) = rows.into_iter().partition(Row::is_alone);
-    let mut tally = run_beside(&beside);
+    let (alone, beside): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.is_one_of(&ALONE));
+    let mut tally = run_beside(&queues(beside));
     alone.iter().for_each(|row| tally.add(row.report()));
     tally
 }
 
-/// Runs rows beside each other, as many as there are processors, and two at least: many wait more than they
-/// work, for the programs' own pauses above all.
-fn run_beside(rows: &[Row<'_>]) -> Tally {
-    let workers = thread::available_parallelism().map_or(2, |count| count.get().clamp(2, 8));
+/// Rows to be run one after the other, by queue: first those that may not be beside each other, which take
+/// longest, then all others, each by itself.
+fn queues(rows: Vec<Row<'_>>) -> Vec<Vec<Row<'_>>> {
+    let mut queues: Vec<_> = IN_TURN.iter().map(|_| Vec::new()).collect();
+    for row in rows {
+        match IN_TURN.iter().position(|parts| row.is_one_of(parts)) {
+            Some(queue) => queues[queue].push(row),
+            None => queues.push(vec![row]),
+        }
+    }
+    queues
+}
+
+/// How many rows are beside each other on each processor: most wait more than they work, for the programs'
+/// own pauses above all.
+const EACH: usize = 2;
+
+/// Runs queues beside each other.
+fn run_beside(queues: &[Vec<Row<'_>>]) -> Tally {
+    let processors = thread::available_parallelism().map_or(1, |count| count.get().min(8));
     let (next, tally) = (AtomicUsize::new(0), Mutex::new(Tally::default()));
     thread::scope(|scope| {
-        for _ in 0..workers {
+        for _ in 0..processors * EACH {
             scope.spawn(|| {
-                while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let one = row.report();
-                    tally.lock().unwrap_or_else(|poison| poison.into_inner()).add(one);
+                while let Some(queue) = queues.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    for row in queue {
+                        let one = row.report();
+                        tally.lock().unwrap_or_else(|poison| poison.into_inner()).add(one);
+                    }
                 }
             });
         }
@@ -208,7 +229,7 @@ mod tests {
     fn every_row_is_run_once_and_counted() {
         let runs: [AtomicUsize; 20] = Default::default();
         let rows = runs.iter().enumerate().map(|(number, runs)| Row {
-            name: format!("{number}{}", if number % 5 == 0 { "/faults/" } else { "" }),
+            name: format!("{number}{}", ["/wire-cut", "/udaddy/", "", "multicast"][number % 4]),
             run: Box::new(move || match runs.fetch_add(1, Ordering::Relaxed) {
                 0 if number == 8 => Err(format!("{SKIPPED}not here")),
                 0 if number != 7 => Ok(()),
@@ -218,5 +239,17 @@ mod tests {
         let tally = run_rows(rows.collect(), &Options::default());
         assert_eq!(tally, Tally { passed: 18, failed: 1, skipped: 1 });
         assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
+    }
+
+    #[test]
+    fn rows_that_share_a_port_are_in_one_queue() {
+        let names = ["a/udaddy/x", "b", "a/mckey", "c/udaddy/y", "send_lat/multicast"];
+        let row = |name: &str| Row { name: name.into(), run: Box::new(|| Ok(())) };
+        let queues = queues(names.map(row).into());
+        let names: Vec<Vec<&str>> =
+            queues.iter().map(|queue| queue.iter().map(|row| &*row.name).collect()).collect();
+        let wanted =
+            [vec!["a/udaddy/x", "c/udaddy/y"], vec!["a/mckey", "send_lat/multicast"], vec!["b"]];
+        assert_eq!(names, wanted);
     }
 }
