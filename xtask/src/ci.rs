@@ -5,7 +5,6 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::beside::Beside;
 use crate::clients::{self, Hosts};
 use crate::heard::Heard;
 use crate::report::{Report, Tally};
@@ -51,10 +50,6 @@ const STEPS: [Step; 15] = [
     ("two-hosts", "client programs on two hosts", || client_programs(Hosts::Two)),
 ];
 
-/// Steps that go on beside the tests, if these are run, from their beginning on; and how many checks have
-/// passed, by what a step has said.
-const BESIDE: [(&str, fn(&str) -> usize); 2] = [("fuzz", fuzz::passed), ("stage", |_| 1)];
-
 /// Seeds of the simulator's smoke, and those of QPIP by itself.
 const SEEDS: &str = "2000";
 const QPIP_SEEDS: &str = "500";
@@ -82,30 +77,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let mut report = Report::new(steps.len());
-    let mut beside = Vec::new();
     for (name, what, run) in steps {
-        if *name == "tests" {
-            let also = BESIDE.iter().filter(|(other, _)| wanted(other));
-            beside = also.map(|&(other, passed)| (other, Beside::start(other), passed)).collect();
-        }
-        match beside.iter().position(|(other, ..)| other == name) {
-            Some(at) => {
-                let (_, task, passed) = beside.swap_remove(at);
-                report.step(name, what, || finished(task?, passed));
-            }
-            None => report.step(name, what, run),
-        }
+        report.step(name, what, run);
     }
     Ok(if report.finish() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Waits for what went on beside the tests.
-fn finished(task: Beside, passed: fn(&str) -> usize) -> Outcome {
-    let said = task.finish()?;
-    Ok((
-        Tally { passed: passed(&said), ..Tally::default() },
-        "the end; begun with the tests".into(),
-    ))
 }
 
 fn one((): ()) -> (Tally, String) {

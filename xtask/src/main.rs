@@ -1,7 +1,6 @@
 //! The gate and its helpers: `cargo xtask ci` is everything that a change has to pass.
 #![forbid(unsafe_code)]
 
-mod beside;
 mod ci;
 mod clients;
 mod demo;
@@ -20,7 +19,7 @@ mod tools;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 /// Quipu's gate and its helpers.
@@ -100,14 +99,6 @@ fn root() -> PathBuf {
 /// The cargo that runs this.
 fn cargo() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
-}
-
-/// The file of this program. The tests build it again, with which the one that runs is removed; the new one
-/// has its name, and is the same program.
-fn own_file() -> Result<PathBuf> {
-    let file = std::env::current_exe().context("own file")?;
-    let now = file.to_str().and_then(|name| name.strip_suffix(" (deleted)"));
-    Ok(now.map_or_else(|| file.clone(), PathBuf::from))
 }
 
 /// Where cargo puts what it builds.

@@ -3,7 +3,9 @@
 //! Everything is made inside namespaces (network, mount, process numbers) that belong to one child
 //! process. When that ends, however it ends, the kernel takes everything away with it.
 
+use std::env;
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -81,7 +83,7 @@ pub(super) fn enter(options: &Options) -> Result<Tally> {
         return Ok(Tally::SKIPPED);
     };
     let mut command = unshare(root);
-    command.arg(crate::own_file()?).arg("clients-inside");
+    command.arg(own_file()?).arg("clients-inside");
     command.args(["--filter", &options.filter]);
     command.args(options.list.then_some("--list"));
     command.args(options.full.then_some("--full"));
@@ -106,6 +108,14 @@ pub(super) fn enter(options: &Options) -> Result<Tally> {
     }
     child.wait()?;
     tally.with_context(|| format!("the rows for {} ended early", Hosts::Two.name()))
+}
+
+/// The file of this program. The tests build it again, with which the one that runs is removed; the new one
+/// has its name, and is the same program.
+fn own_file() -> Result<PathBuf> {
+    let file = env::current_exe().context("own file")?;
+    let now = file.to_str().and_then(|name| name.strip_suffix(" (deleted)"));
+    Ok(now.map_or_else(|| file.clone(), PathBuf::from))
 }
 
 /// Tells the parent how it went.

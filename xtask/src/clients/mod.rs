@@ -90,7 +90,8 @@ struct Row<'a> {
 
 /// Parts of the names of rows that want to be alone: they look at all of a user's programs, cut the wire, or
 /// have frames that the program does not let one choose.
-const ALONE: [&str; 4] = ["/wire-cut", "/command/", "/suite/flow", "/suite/rss"];
+const ALONE: [&str; 5] =
+    ["/wire-cut", "/command/", "/suite/flow", "/suite/rss", "/pingpong/nobody"];
 
 /// Parts of the names of rows that may not be beside each other, but beside all others: they have a port or a
 /// group that the program does not let one choose.
