@@ -16,8 +16,8 @@ use crate::stats;
 pub struct PlannedQpip {
     /// How often every contender runs everything.
     pub rounds: u32,
-    /// How long a slice is, in milliseconds; a quarter of that before it is not counted, nor are the first 256
-    /// MiB of bulk transfer.
+    /// How long a slice is, in milliseconds; a quarter of that before it is not counted, nor are the first
+    /// 256 MiB of bulk transfer.
     pub slice_ms: u64,
     /// Largest IP packets of the links, in octets.
     pub mtus: Vec<u32>,
