@@ -1,9 +1,9 @@
-//! The end of the process by a signal that it does not handle, where it owes a summary: of the strict mode, or
-//! of a plan of faults. Ctrl-C of a server, above all.
+//! The end of the process by a signal that it does not handle, where it owes a summary: of the strict mode,
+//! or of a plan of faults. Ctrl-C of a server, above all.
 //!
-//! The handler only wakes a thread, which says what is to be said, and then has the process end by the signal,
-//! as it would have without. It is there for signals alone whose action was the default when the engine was
-//! opened; a program that sets one of its own later has that.
+//! The handler only wakes a thread, which says what is to be said, and then has the process end by the
+//! signal, as it would have without. It is there for signals alone whose action was the default when the
+//! engine was opened; a program that sets one of its own later has that.
 
 use std::cell::UnsafeCell;
 use std::mem::{MaybeUninit, zeroed};
@@ -44,8 +44,8 @@ pub(crate) fn may_sum_up() -> bool {
     !SUMMED_UP.swap(true, Ordering::AcqRel)
 }
 
-/// Has a signal that ends the process wait until `sum_up` is done, if an engine with this configuration owes a
-/// summary.
+/// Has a signal that ends the process wait until `sum_up` is done, if an engine with this configuration owes
+/// a summary.
 pub(crate) fn watch(config: &Config, sum_up: fn()) {
     let owes = config.strict.is_some() || config.faults.is_some() || config.fault_replay.is_some();
     // SAFETY: asks for the number of this process.
@@ -124,8 +124,8 @@ unsafe fn default_action(signal: c_int) {
 
 /// Ends the process by a signal.
 fn end_by(signal: c_int) {
-    // SAFETY: sigset_t is plain data, which sigemptyset fills in; this thread has the signal blocked until the
-    // last call, which delivers it.
+    // SAFETY: sigset_t is plain data, which sigemptyset fills in; this thread has the signal blocked until
+    // the last call, which delivers it.
     unsafe {
         default_action(signal);
         let mut set: libc::sigset_t = zeroed();

@@ -184,8 +184,8 @@ impl Cm {
         self.ids.get_mut(key).map(|id| &mut id.options).ok_or(CallError::NoSuchObject)
     }
 
-    /// `RDMA_OPTION_ID_AFONLY`, which an identifier that is bound may be given, too: its socket takes peers of
-    /// both families then, and those of IPv4 are turned away here.
+    /// `RDMA_OPTION_ID_AFONLY`, which an identifier that is bound may be given, too: its socket takes peers
+    /// of both families then, and those of IPv4 are turned away here.
     ///
     /// # Errors
     ///

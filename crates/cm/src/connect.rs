@@ -245,8 +245,8 @@ impl Cm {
         }
     }
 
-    /// Ends a connection, or agrees to its end. Where this side has said so before, or there is nothing left to
-    /// end, nothing comes of it, as with the kernel's.
+    /// Ends a connection, or agrees to its end. Where this side has said so before, or there is nothing left
+    /// to end, nothing comes of it, as with the kernel's.
     ///
     /// # Errors
     ///

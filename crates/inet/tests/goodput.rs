@@ -97,8 +97,8 @@ fn reordering() {
     insta::assert_snapshot!(table);
 }
 
-/// Without SACK what is lost once more behind a timeout is found by duplicates that nothing else explains: not
-/// by a timeout for each, which would send all that is on the way again.
+/// Without SACK what is lost once more behind a timeout is found by duplicates that nothing else explains:
+/// not by a timeout for each, which would send all that is on the way again.
 #[test]
 fn no_peer_without_sack_gets_most_of_it_twice() {
     for seed in [2, 6, 9, 10, 12] {

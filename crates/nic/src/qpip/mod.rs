@@ -179,8 +179,8 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// How what a queue pair sends is carried from now on: the datagrams of one of type UDP, the segments of a
-    /// connection (RFC 9293 3.9.2, SHLD-21).
+    /// How what a queue pair sends is carried from now on: the datagrams of one of type UDP, the segments of
+    /// a connection (RFC 9293 3.9.2, SHLD-21).
     ///
     /// # Errors
     /// No such queue pair, one of another type, or without a connection; or nothing can be carried like that.
