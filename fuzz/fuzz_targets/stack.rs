@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use quipu_inet::stack::{
-    Arrival, Config, DatagramError, Departure, Event, Frame, ListenerId, Offload, Payload, Stack,
-    TcpId, UdpId,
+    Arrival, Carriage, Config, DatagramError, Departure, Event, Frame, ListenerId, Offload,
+    Payload, Stack, TcpId, UdpId,
 };
 use quipu_inet::tcp::{self, Mode, Secret};
 use quipu_wire::checksum::{Sum, sum};
@@ -371,7 +371,8 @@ impl World {
     ) {
         let payload = sum(&vec![0x5a; len]);
         let stack = &mut self.hosts[from].stack;
-        let Ok(mut parts) = stack.cut_datagram(self.now, socket, to, 0, len, payload) else {
+        let plain = Carriage::default();
+        let Ok(mut parts) = stack.cut_datagram(self.now, socket, to, plain, len, payload) else {
             return;
         };
         let mut written = 0;
@@ -503,7 +504,9 @@ fuzz_target!(|input: &[u8]| {
                 let to = SocketAddr::new(peer, 80 + u16::from(what >> 4 & 3));
                 if let Some(socket) = world.hosts[host].sockets.first().copied() {
                     let stack = &mut world.hosts[host].stack;
-                    let sent = stack.compose_datagram(world.now, socket, to, 0, len, &mut frame);
+                    let plain = Carriage::default();
+                    let sent =
+                        stack.compose_datagram(world.now, socket, to, plain, len, &mut frame);
                     if let Ok(departure) = sent {
                         world.hosts[host].finish(&departure, &mut frame);
                         world.carry(host, &departure, frame);

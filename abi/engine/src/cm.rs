@@ -516,8 +516,7 @@ entries! {
                 engine.cm_set_option(id, |options| options.reuse = reuse)?;
             }
             (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => {
-                let only = flag()?;
-                engine.cm_set_option(id, |options| options.v6_only = Some(only))?;
+                engine.cm_set_v6_only(id, flag()?)?;
             }
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => {
                 let code = byte()?;

@@ -18,6 +18,7 @@ use quipu_nic::{
 };
 use tracing_subscriber::EnvFilter;
 
+use crate::ending;
 use crate::registry::{ContextNumber, Registry};
 use crate::status::{Failure, INVALID, Outcome};
 use crate::xrc::XrcdNumber;
@@ -108,7 +109,21 @@ pub(crate) fn open() -> Outcome<&'static Instance> {
     let (registry, xrcd_turn) = (Mutex::default(), Mutex::default());
     let instance = Box::new(Instance { engine, registry, xrcd_turn, tag });
     CURRENT.store(Box::into_raw(instance), Ordering::Release);
-    current()
+    let instance = current()?;
+    ending::watch(instance.engine.config(), sum_up);
+    Ok(instance)
+}
+
+/// What is said where a signal ends the process.
+fn sum_up() {
+    quipu_cabi::wall::<quipu_cabi::Void>("a signal", || {
+        if let Ok(instance) = current()
+            && ending::may_sum_up()
+        {
+            instance.engine.sum_up();
+        }
+        Ok(())
+    });
 }
 
 /// Whether the engine of this process has a plan of faults, or would have one.
@@ -181,7 +196,9 @@ const STRICT_EXIT_CODE: i32 = 86;
 /// acknowledgements above all, goes out.
 extern "C" fn at_exit() {
     quipu_cabi::wall::<quipu_cabi::Void>("exit", || {
-        if let Ok(instance) = current() {
+        if let Ok(instance) = current()
+            && ending::may_sum_up()
+        {
             instance.engine.shutdown_flush();
             if instance.engine.strict_verdict() {
                 // SAFETY: all streams are flushed, as exit would do behind this; nothing else of the

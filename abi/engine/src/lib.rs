@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `entry` | the panic wall around each function of the table |
 //! | `instance` | the engine of this process: opened once, anew in a child of fork |
+//! | `ending` | a summary where a signal ends the process |
 //! | `registry` | what the engine does not know of its objects: their contexts, cookies and keys |
 //! | `device`, `identity` | devices, ports, addresses |
 //! | `memory`, `paging`, `completion`, `queue`, `attr` | the control path, by object |
@@ -27,6 +28,7 @@ mod attr;
 mod cm;
 mod completion;
 mod device;
+mod ending;
 mod entry;
 mod identity;
 mod instance;

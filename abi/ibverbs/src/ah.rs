@@ -10,6 +10,10 @@ use crate::engine::check;
 use crate::object::Blank;
 use crate::pd::{Member, pd};
 
+/// What may follow a header: UDP, or InfiniBand's transport.
+const NEXT_UDP: u8 = 17;
+const NEXT_TRANSPORT: u8 = 0x1b;
+
 /// The private part of an address handle.
 pub(crate) struct AhState {
     api: &'static EngineApi,
@@ -74,6 +78,19 @@ fn ipv4_route(grh: &ibv_grh) -> Option<ibv_global_route> {
     Some(route)
 }
 
+/// Whether an answer has a way back: the datagram was to this adapter alone, by a protocol that it speaks, as
+/// rdma-core has it.
+fn check_route(grh: &ibv_grh, ipv4: bool) -> Result<(), Errno> {
+    // SAFETY: every bit pattern is a GID.
+    let dest = unsafe { grh.dgid.raw };
+    let to_group = if ipv4 { dest[12] >> 4 == 0xe } else { dest[0] == 0xff };
+    if to_group {
+        return Err(Errno::EINVAL);
+    }
+    let speaks = ipv4 || [NEXT_UDP, NEXT_TRANSPORT].contains(&grh.next_hdr);
+    if speaks { Ok(()) } else { Err(Errno(libc::EPROTONOSUPPORT)) }
+}
+
 /// The address of who sent a datagram, from its completion and the header in front of its payload.
 fn sender(port: u8, wc: &ibv_wc, grh: Option<&ibv_grh>) -> Result<ibv_ah_attr, Errno> {
     let mut attr = ibv_ah_attr::blank();
@@ -83,7 +100,9 @@ fn sender(port: u8, wc: &ibv_wc, grh: Option<&ibv_grh>) -> Result<ibv_ah_attr, E
     attr.port_num = port;
     if wc.wc_flags & IBV_WC_GRH != 0 {
         let grh = grh.ok_or(Errno::EINVAL)?;
-        let route = ipv4_route(grh).unwrap_or_else(|| ipv6_route(grh));
+        let ipv4 = ipv4_route(grh);
+        check_route(grh, ipv4.is_some())?;
+        let route = ipv4.unwrap_or_else(|| ipv6_route(grh));
         attr.is_global = 1;
         attr.grh = route;
         attr.grh.hop_limit = 0xff;
@@ -167,6 +186,7 @@ mod tests {
         // With a wrong checksum it is no IPv4 header.
         dgid[15] ^= 1;
         grh.dgid = ibv_gid { raw: dgid };
+        grh.next_hdr = NEXT_UDP;
         // SAFETY: as above.
         let gid = unsafe { sender(1, &wc, Some(&grh)).unwrap().grh.dgid.raw };
         assert_eq!(gid[12..], [0x45, 0, 0, 0x73]);
@@ -180,7 +200,7 @@ mod tests {
         let grh = ibv_grh {
             version_tclass_flow: (6u32 << 28 | 0x12 << 20 | 0xabcde).to_be(),
             paylen: 0,
-            next_hdr: 0,
+            next_hdr: NEXT_UDP,
             hop_limit: 1,
             sgid: ibv_gid { raw: [5; 16] },
             dgid: ibv_gid { raw: [6; 16] },
@@ -191,5 +211,10 @@ mod tests {
         assert_eq!((attr.grh.flow_label, attr.grh.traffic_class), (0xabcde, 0x12));
         assert_eq!((attr.is_global, attr.sl, attr.port_num), (1, 3, 1));
         assert_eq!(sender(1, &wc, None).err(), Some(Errno::EINVAL));
+        // What was to a group, or is none of the adapter's, has no way back.
+        let group = ibv_grh { dgid: ibv_gid { raw: [0xff; 16] }, ..grh };
+        assert_eq!(sender(1, &wc, Some(&group)).err(), Some(Errno::EINVAL));
+        let other = ibv_grh { next_hdr: 6, ..grh };
+        assert_eq!(sender(1, &wc, Some(&other)).err(), Some(Errno(libc::EPROTONOSUPPORT)));
     }
 }

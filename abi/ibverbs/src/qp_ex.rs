@@ -313,8 +313,6 @@ quick_entry! {
         // SAFETY: see above.
         let (_, builder) = unsafe { builder(raw) }?;
         builder.building.lock();
-        // SAFETY: the lock was just taken.
-        unsafe { (*builder.batch.get()).clear() };
         Ok(())
     }
 
@@ -329,6 +327,8 @@ quick_entry! {
             // SAFETY: `link` gives a list of valid work requests, or null.
             None => check(unsafe { (qp.api.post_batch)(qp.handle, batch.link()) }),
         };
+        // A program that completes it twice posts nothing the second time.
+        batch.clear();
         builder.building.unlock();
         result
     }
@@ -336,7 +336,10 @@ quick_entry! {
     /// `ibv_wr_abort`: forgets the batch.
     fn wr_abort(raw: *mut ibv_qp_ex) -> Void {
         // SAFETY: see above.
-        unsafe { builder(raw) }?.1.building.unlock();
+        let (_, builder) = unsafe { builder(raw) }?;
+        // SAFETY: this thread holds the lock since `wr_start`.
+        unsafe { (*builder.batch.get()).clear() };
+        builder.building.unlock();
         Ok(())
     }
 

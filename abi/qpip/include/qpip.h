@@ -161,6 +161,10 @@ int qpip_ends(qpip_qp *qp, struct sockaddr_storage *own, struct sockaddr_storage
 /* Binds a UDP queue pair to a port, 0 for any that is free. The port, or -1. */
 int qpip_bind(qpip_qp *qp, uint16_t port);
 
+/* How what a queue pair sends is carried from now on: its datagrams, or the segments of its connection (EBADFD
+ * without one). Values as those of struct qpip_settings. */
+int qpip_set_carriage(qpip_qp *qp, uint32_t traffic_class, uint32_t hop_limit);
+
 enum qpip_event_kind {
 	QPIP_CONNECTED = 1,     /* the connection stands: sends can be posted */
 	QPIP_PEER_FINISHED = 2, /* the peer sends nothing more; all that it sent has been received */

@@ -12,7 +12,7 @@ use crate::adapter::{Adapter, Opaque, adapter, qpip_adapter};
 use crate::address::{read, storage};
 use crate::error::{Outcome, fail, no_object, refused};
 use crate::qp::{qp, qpip_qp};
-use crate::settings::{qpip_settings, with};
+use crate::settings::{carriage, qpip_settings, with};
 
 /// `qpip_listener`
 pub type qpip_listener = Opaque;
@@ -202,5 +202,15 @@ entry! {
         let qp = unsafe { qp(raw) }?;
         let bound = qp.adapter.engine.udp_bind(qp.id, port);
         bound.map(c_int::from).map_err(refused("the queue pair cannot be bound"))
+    }
+
+    /// `qpip_set_carriage`
+    fn qpip_set_carriage(raw: *mut qpip_qp, traffic_class: u32, hop_limit: u32) -> IntMinusOne {
+        // SAFETY: as above.
+        let qp = unsafe { qp(raw) }?;
+        let carriage = carriage(traffic_class, hop_limit)?;
+        let set = qp.adapter.engine.set_carriage(qp.id, carriage);
+        set.map_err(refused("what it sends cannot be carried like that"))?;
+        Ok(0)
     }
 }

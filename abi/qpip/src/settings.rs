@@ -1,6 +1,7 @@
 //! How a connection is to be.
 
 use quipu_cabi::Errno;
+use quipu_host::inet::stack::Carriage;
 use quipu_host::inet::tcp::{KeepAlive, MILLISECOND};
 use quipu_host::nic::TcpSettings;
 
@@ -71,6 +72,13 @@ fn ns(ms: u32) -> u64 {
     u64::from(ms) * MILLISECOND
 }
 
+/// How a program wants packets to be carried; whether that can be is the adapter's to say.
+pub(crate) fn carriage(traffic_class: u32, hop_limit: u32) -> Outcome<Carriage> {
+    let hop_limit = octet("hop_limit", hop_limit)?;
+    let traffic_class = octet("traffic_class", traffic_class)?;
+    Ok(Carriage { traffic_class, hop_limit: (hop_limit != 0).then_some(hop_limit) })
+}
+
 fn octet(what: &str, value: u32) -> Outcome<u8> {
     u8::try_from(value)
         .map_err(|_| fail(Errno::EINVAL, format_args!("{what} is {value}; it is at most 255")))
@@ -94,15 +102,15 @@ pub(crate) unsafe fn with(
         let words = format_args!("unknown flags {:#x} of settings", wanted.flags);
         return Err(fail(Errno::EINVAL, words));
     }
-    let hop_limit = octet("hop_limit", wanted.hop_limit)?;
+    let Carriage { traffic_class, hop_limit } = carriage(wanted.traffic_class, wanted.hop_limit)?;
     let time = |wanted, default| if wanted == 0 { default } else { ns(wanted) };
     let settings = TcpSettings {
         keep_alive: wanted.keep_alive()?,
         ecn: wanted.flags & NO_ECN == 0,
         user_timeout_ns: time(wanted.user_timeout, plain.user_timeout_ns),
         connect_timeout_ns: time(wanted.connect_timeout, plain.connect_timeout_ns),
-        traffic_class: octet("traffic_class", wanted.traffic_class)?,
-        hop_limit: (hop_limit != 0).then_some(hop_limit),
+        traffic_class,
+        hop_limit,
         ..plain
     };
     settings.check().map_err(|fault| fail(Errno::EINVAL, format_args!("settings: {fault}")))?;

@@ -145,6 +145,7 @@ entry! {
             check((state.api.cm.connect)(state.handle, &told))?;
             // It is sent once; a later connection of the same identifier has its own.
             state.book().connect_data.clear();
+            state.book().ended = false;
             complete(raw)
         }
     }
@@ -237,6 +238,9 @@ entry! {
             let state = id(raw)?;
             to_error(raw)?;
             check((state.api.cm.disconnect)(state.handle))?;
+            if std::mem::replace(&mut state.book().ended, true) {
+                return Ok(0);
+            }
             complete(raw)
         }
     }

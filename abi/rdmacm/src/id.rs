@@ -42,6 +42,8 @@ pub(crate) struct Book {
     /// A listener's requests stay though their device cannot be had yet: those of r* sockets wait in the
     /// backlog.
     pub(crate) keeps_requests: bool,
+    /// The program has ended the connection: a synchronous identifier waits for the event of that once.
+    pub(crate) ended: bool,
     /// The queue pair could not be brought up, and the program knows.
     pub(crate) failed: bool,
     /// Vendors' options, of a queue pair that the program moves by itself, and those of the peer.
@@ -90,6 +92,7 @@ impl IdState {
             connect_data: Vec::new(),
             endpoint: None,
             keeps_requests: false,
+            ended: false,
             failed: false,
             local_ece: ibv_ece::default(),
             remote_ece: ibv_ece::default(),

@@ -132,7 +132,15 @@ pub(crate) unsafe fn create(
         } else if (*attr.pd).context != public.verbs {
             return Err(Errno::EINVAL);
         }
-        if attr.qp_type == IBV_QPT_XRC_RECV && attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {
+        // Queues of its own would never be used.
+        let differ = |own: *mut ibv_cq, other: *mut ibv_cq| {
+            !own.is_null() && !other.is_null() && own != other
+        };
+        if differ(public.send_cq, attr.send_cq) || differ(public.recv_cq, attr.recv_cq) {
+            return Err(Errno::EINVAL);
+        }
+        let has_domain = attr.comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !attr.xrcd.is_null();
+        if attr.qp_type == IBV_QPT_XRC_RECV && !has_domain {
             let device = id(raw)?.book().device.ok_or(Errno::EINVAL)?;
             attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
             attr.xrcd = device.xrcd()?;

@@ -17,7 +17,9 @@ unsafe fn create(raw: *mut rdma_cm_id, attr: &mut ibv_srq_init_attr_ex) -> Resul
     // SAFETY: passed on from the caller.
     unsafe {
         id(raw)?;
-        if (*raw).verbs.is_null() || !(*raw).srq.is_null() {
+        // What is not said is not taken for a basic one, as in rdma-core.
+        let typed = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
+        if (*raw).verbs.is_null() || !(*raw).srq.is_null() || !typed {
             return Err(Errno::EINVAL);
         }
         if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
@@ -26,8 +28,7 @@ unsafe fn create(raw: *mut rdma_cm_id, attr: &mut ibv_srq_init_attr_ex) -> Resul
         } else if (*attr.pd).context != (*raw).verbs {
             return Err(Errno::EINVAL);
         }
-        let typed = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
-        let xrc = typed && attr.srq_type == IBV_SRQT_XRC;
+        let xrc = attr.srq_type == IBV_SRQT_XRC;
         if xrc && (attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null()) {
             let device = id(raw)?.book().device.ok_or(Errno::EINVAL)?;
             attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
@@ -39,7 +40,7 @@ unsafe fn create(raw: *mut rdma_cm_id, attr: &mut ibv_srq_init_attr_ex) -> Resul
             attr.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
             attr.cq = (*raw).recv_cq;
         }
-        let made = make(raw, attr, typed && attr.srq_type != IBV_SRQT_BASIC);
+        let made = make(raw, attr, attr.srq_type != IBV_SRQT_BASIC);
         if made.is_err() && own_cq {
             destroy_cqs(raw);
         }
@@ -104,10 +105,9 @@ entry! {
             extended.srq_context = attr.srq_context;
             extended.attr = attr.attr;
             id(raw)?;
-            if (*raw).qp_type == IBV_QPT_XRC_RECV {
-                extended.comp_mask |= IBV_SRQ_INIT_ATTR_TYPE;
-                extended.srq_type = IBV_SRQT_XRC;
-            }
+            extended.comp_mask |= IBV_SRQ_INIT_ATTR_TYPE;
+            let xrc = (*raw).qp_type == IBV_QPT_XRC_RECV;
+            extended.srq_type = if xrc { IBV_SRQT_XRC } else { IBV_SRQT_BASIC };
             if !pd.is_null() {
                 extended.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
                 extended.pd = pd;

@@ -184,6 +184,30 @@ impl Cm {
         self.ids.get_mut(key).map(|id| &mut id.options).ok_or(CallError::NoSuchObject)
     }
 
+    /// `RDMA_OPTION_ID_AFONLY`, which an identifier that is bound may be given, too: its socket takes peers
+    /// of both families then, and those of IPv4 are turned away here.
+    ///
+    /// # Errors
+    ///
+    /// It listens already, or its socket takes those of IPv6 only; or there is none.
+    pub fn set_v6_only(&mut self, key: IdKey, only: bool) -> Result<(), CallError> {
+        let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let narrow = id.src.is_some() && id.options.v6_only == Some(true);
+        if !matches!(id.state, State::Idle) || (narrow && !only) {
+            return Err(CallError::WrongState);
+        }
+        id.options.v6_only = Some(only);
+        Ok(())
+    }
+
+    /// Whether a listener is for peers of this family.
+    pub(crate) fn takes_family_of(&self, listener: IdKey, peer: SocketAddr) -> bool {
+        self.ids.get(listener).is_some_and(|id| {
+            let v6_only = id.options.v6_only == Some(true) && id.src.is_some_and(|it| it.is_ipv6());
+            !v6_only || peer.is_ipv6()
+        })
+    }
+
     /// Port space of an identifier, and whether it is for datagrams.
     ///
     /// # Errors

@@ -245,11 +245,12 @@ impl Cm {
         }
     }
 
-    /// Ends a connection, or agrees to its end.
+    /// Ends a connection, or agrees to its end. Where this side has said so before, or there is nothing left
+    /// to end, nothing comes of it, as with the kernel's.
     ///
     /// # Errors
     ///
-    /// There is none, or this side has ended it before.
+    /// There never was one.
     pub fn disconnect(&mut self, now: u64, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         if id.protocol.is_of_adapter() {
@@ -266,7 +267,9 @@ impl Cm {
                 self.wait_out(now, key);
             }
             // Messages may have gone through the queue pair before the peer's program has said a word.
-            State::Accepted if !id.ended_early => id.ended_early = true,
+            State::Accepted => id.ended_early = true,
+            State::Disconnecting | State::TimeWait => {}
+            State::Over if id.own.is_some() && id.peer.is_some() => {}
             _ => return Err(CallError::WrongState),
         }
         Ok(())
@@ -429,7 +432,7 @@ impl Cm {
         local: SocketAddr,
         peer: SocketAddr,
     ) -> Option<StreamKey> {
-        if !self.is_listening(listener) || self.removed {
+        if !self.is_listening(listener) || self.removed || !self.takes_family_of(listener, peer) {
             return None;
         }
         let origin = Origin::from(peer.ip());

@@ -103,7 +103,7 @@ impl Cm {
         let Ok(message) = Message::parse(bytes) else { return };
         let Some(id) = self.ids.get(key) else { return };
         match (&id.state, message) {
-            (State::Listening(_), Message::Request { .. }) => {
+            (State::Listening(_), Message::Request { .. }) if self.takes_family_of(key, peer) => {
                 self.asked(key, local, peer, message);
             }
             (State::LookingUp(search), Message::Reply { id: number, .. })

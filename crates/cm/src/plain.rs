@@ -231,7 +231,7 @@ impl Cm {
                 self.set_deadline(key, Some(now + DISCONNECT_NS));
                 Ok(())
             }
-            State::Disconnecting | State::Disconnected => Ok(()),
+            State::Disconnecting | State::Disconnected | State::TimeWait => Ok(()),
             _ => Err(CallError::WrongState),
         }
     }

@@ -359,7 +359,10 @@ impl Initiator {
         if !(1..=2).contains(&params.revision) {
             return Err(SetupError::Revision(params.revision));
         }
+        // Who offers to begin by a Read has one outstanding then, whatever its user wants.
+        let least = |it: &Enhanced| u16::from(it.peer_to_peer && it.rtr_read);
         let enhanced = params.enhanced.filter(|_| params.revision >= 2);
+        let enhanced = enhanced.map(|it| Enhanced { ord: it.ord.max(least(&it)), ..it });
         let outbox = Outbox::new(&StartFrame {
             kind: FrameKind::Request,
             markers: false,

@@ -301,6 +301,8 @@ fn work_is_built_call_by_call_and_completions_are_read_field_by_field() {
         q.wr_rdma_write_imm.unwrap()(qp, 4, 5, 6);
         q.wr_set_inline_data.unwrap()(qp, b"hello".as_ptr().cast_mut().cast(), 5);
         assert_eq!(q.wr_complete.unwrap()(qp), 0);
+        // Once more, there is nothing to post.
+        assert_eq!(q.wr_complete.unwrap()(qp), 0);
         q.wr_start.unwrap()(qp);
         q.wr_send_tso.unwrap()(qp, ptr::null_mut(), 0, 0);
         assert_eq!(q.wr_complete.unwrap()(qp), libc::EOPNOTSUPP);

@@ -323,20 +323,24 @@ static void refused_long_post(void)
 	close_pair(&p);
 }
 
-/* Two requests that are posted together or not at all, of which the second has too much inline data. */
-static void refused_batch(void)
+/* End a builds its sends call by call. */
+static struct pair building_pair(void)
 {
 	struct pair p = make_pair(0);
 	struct ibv_qp_init_attr_ex init = {
 		.qp_type = IBV_QPT_RC, .send_cq = p.a.cq, .recv_cq = p.a.cq, .pd = p.pd,
-		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1,
-			 .max_inline_data = 16 },
+		.cap = { DEPTH, 4, 1, 1, 16 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND };
-	SAME(ibv_destroy_qp(p.a.qp), 0);
-	p.a.qp = ibv_create_qp_ex(p.context, &init);
-	CHECK(p.a.qp);
+		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE };
+	CHECK(ibv_destroy_qp(p.a.qp) == 0 && (p.a.qp = ibv_create_qp_ex(p.context, &init)));
 	connect_pair(&p, 7);
+	return p;
+}
+
+/* Two requests that are posted together or not at all, of which the second has too much inline data. */
+static void refused_batch(void)
+{
+	struct pair p = building_pair();
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(p.a.qp);
 	ibv_wr_start(qp);
 	for (int i = 0; i < 2; i++) {
@@ -346,6 +350,31 @@ static void refused_batch(void)
 		ibv_wr_set_inline_data(qp, p.a.buffer, i ? 1000 : 8);
 	}
 	SAME(ibv_wr_complete(qp), EINVAL);
+	close_pair(&p);
+}
+
+/* Two at a time until the queue is full: what is unread takes room, and both have room or neither. */
+static void batches_until_full(void)
+{
+	struct pair p = building_pair();
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(p.a.qp);
+	int seen = 0;
+	for (int posted = 0; posted < 5 * DEPTH;) {
+		ibv_wr_start(qp);
+		for (int i = 0; i < 2; i++) {
+			qp->wr_id = posted + i;
+			qp->wr_flags = IBV_SEND_SIGNALED;
+			ibv_wr_rdma_write(qp, p.b.mr->rkey, (uintptr_t)p.b.buffer);
+			ibv_wr_set_sge(qp, p.a.mr->lkey, (uintptr_t)p.a.buffer, 8);
+		}
+		if (ibv_wr_complete(qp) == ENOMEM)
+			done(&p.a, seen++, IBV_WC_SUCCESS);
+		else
+			posted += 2;
+	}
+	CHECK(seen >= 3 * DEPTH);
+	while (seen < 5 * DEPTH)
+		done(&p.a, seen++, IBV_WC_SUCCESS);
 	close_pair(&p);
 }
 
@@ -579,6 +608,7 @@ static void the_innocent(void)
 	SAME(strictly("fail", nothing_wrong), 0);
 	SAME(strictly("fail", ah_in_time), 0);
 	innocent(until_full_of_signalled);
+	innocent(batches_until_full);
 	innocent(until_full_of_few_signalled);
 	innocent(shared_full);
 }

@@ -354,6 +354,63 @@ static void queue_pairs(void)
 	innocent(reset_in_time);
 }
 
+/* Of a server that sleeps, or polls, until a signal ends it; `ready` is told when it is. */
+static void serve(int polls, int ready)
+{
+	struct pair p = connected_pair();
+	struct ibv_wc wc;
+	CHECK(dup2(open(log_file, O_WRONLY | O_APPEND | O_CREAT, 0600), STDERR_FILENO) == STDERR_FILENO);
+	CHECK(write(ready, "", 1) == 1);
+	for (;;) {
+		if (polls)
+			ibv_poll_cq(p.a.cq, 1, &wc);
+		else if (pause())
+			exit(3); /* It would take an interrupted call for an error. */
+	}
+}
+
+static void ended_by_signals(void)
+{
+	static const int signals[] = { SIGTERM, SIGINT, SIGHUP };
+	for (int n = 0; n < 6; n++) {
+		int ready[2], status, by = signals[n % 3];
+		char byte;
+		unlink(log_file);
+		fflush(NULL);
+		CHECK(pipe(ready) == 0);
+		pid_t child = fork();
+		CHECK(child >= 0);
+		if (child == 0) {
+			setenv("QUIPU_STRICT", "1", 1);
+			signal(by, SIG_DFL);
+			serve(n < 3, ready[1]);
+		}
+		CHECK(close(ready[1]) == 0 && read(ready[0], &byte, 1) == 1 && kill(child, by) == 0);
+		SAME(waitpid(child, &status, 0), child);
+		CHECK(WIFSIGNALED(status) && WTERMSIG(status) == by && close(ready[0]) == 0);
+		SAME(lines_with("quipu: strict:"), 1);
+	}
+}
+
+/* One that the program ignores does nothing; one that comes to a child of fork ends that. */
+static void other_signals(void)
+{
+	signal(SIGHUP, SIG_IGN);
+	setenv("QUIPU_STRICT", "1", 1);
+	struct pair p = connected_pair();
+	CHECK(raise(SIGHUP) == 0);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0)
+		for (;;)
+			pause();
+	int status;
+	CHECK(kill(child, SIGTERM) == 0);
+	SAME(waitpid(child, &status, 0), child);
+	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+	close_pair(&p);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct test tests[] = {
@@ -361,6 +418,8 @@ int main(int argc, char **argv)
 		{ "queue_pairs", queue_pairs },
 		{ "numbers_repeat", numbers_repeat },
 		{ "what_is_refused", what_is_refused },
+		{ "ended_by_signals", ended_by_signals },
+		{ "other_signals", other_signals },
 		{ NULL, NULL },
 	};
 	return run_strictly(tests, argc, argv);

@@ -65,6 +65,12 @@ static void identifiers(struct rdma_event_channel *channel)
 	FAILS(rdma_set_local_ece(id, &ece), EINVAL);
 	CHECK(rdma_get_remote_ece(id, &ece) == 0 && ece.vendor_id == 0);
 	CHECK(rdma_destroy_id(id) == 0);
+	/* One without an address listens at all of them, at a port of the system's choice. */
+	for (int n = 0; n < 2; n++) {
+		CHECK(rdma_create_id(channel, &id, NULL, n ? RDMA_PS_UDP : RDMA_PS_TCP) == 0);
+		CHECK(rdma_listen(id, 1) == 0 && rdma_get_src_port(id) != 0);
+		CHECK(rdma_get_local_addr(id)->sa_family == AF_INET && rdma_destroy_id(id) == 0);
+	}
 	/* From one family to the other there is no way; the identifier may try another one. */
 	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
 	FAILS(rdma_resolve_addr(id, loopback(&in, 0), (struct sockaddr *)&six, 100), EINVAL);

@@ -33,6 +33,9 @@ static void shared(int port)
 
 	FAILS(rdma_create_srq(active, NULL, NULL), EINVAL);
 	FAILS(rdma_create_srq_ex(active, NULL), EINVAL);
+	/* Of no type. */
+	struct ibv_srq_init_attr_ex untyped = { .attr = srq.attr };
+	FAILS(rdma_create_srq_ex(active, &untyped), EINVAL);
 	FAILS(rdma_create_qp_ex(active, NULL), EINVAL);
 	CHECK(rdma_create_qp(active, NULL, &init) == 0 && rdma_connect(active, &param) == 0);
 	passive = accepted(&extended, &srq);
@@ -90,6 +93,12 @@ static void named(void)
 	CHECK(listening->qp_type == IBV_QPT_XRC_RECV && rdma_migrate_id(listening, there) == 0);
 	CHECK(rdma_create_srq(listening, NULL, &srq) == 0 && listening->recv_cq && listening->recv_cq_channel);
 	CHECK(ibv_get_srq_num(listening->srq, &number) == 0 && number != 0);
+	/* It has a queue for what it receives, and takes no other. */
+	sends.qp_type = IBV_QPT_RC;
+	CHECK((sends.recv_cq = ibv_create_cq(listening->verbs, 4, NULL, NULL, 0)));
+	FAILS(rdma_create_qp(listening, NULL, &sends), EINVAL);
+	CHECK(ibv_destroy_cq(sends.recv_cq) == 0);
+	sends.recv_cq = NULL;
 	struct ibv_mr *mr = rdma_reg_msgs(listening, text[1], 16);
 	CHECK(mr && rdma_post_recv(listening, NULL, text[1], 16, mr) == 0);
 	CHECK(rdma_listen(listening, 0) == 0);

@@ -38,9 +38,9 @@ const MESSAGES: u32 = 16;
 /// Parts of a slice, of which one goes before it.
 const QUARTERS: u32 = 4;
 /// Octets of bulk transfer that go before it, until the kernel uses the same memory again and again. What
-/// one processor frees it keeps for itself at first (up to 1.5 GB on a machine of 24 GB); until then the other
-/// allocates pages not used for long. In a virtual machine whose host takes back what is free (free
-/// page reporting) each of them costs 10 us.
+/// one processor frees it keeps for itself at first (up to 1.5 GB on a machine of 24 GB); until then the
+/// other allocates pages that were not used for long. In a virtual machine whose host takes back what is free
+/// (free page reporting) each of them costs 10 us.
 const FRESH: u64 = 256 << 20;
 /// Slices, at most, that go before one.
 pub(super) const LONGEST_WARM_UP: u32 = 4;

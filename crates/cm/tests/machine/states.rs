@@ -127,9 +127,9 @@ fn every_call_in_every_state() {
         [&[], &["accept", "reject"]],
         [&["accept", "rtu", "reject", "establish"], &["disconnect", "establish"]],
         [&["disconnect"], &["disconnect"]],
-        [&[], &["disconnect"]],
-        [&[], &["disconnect"]],
-        [&[], &[]],
+        [&["disconnect"], &["disconnect"]],
+        [&["disconnect"], &["disconnect"]],
+        [&["disconnect"], &["disconnect"]],
     ];
     for ((state, reach), allowed) in STATES.into_iter().zip(allowed) {
         for side in 0..2 {

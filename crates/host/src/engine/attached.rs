@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use quipu_inet::stack::ListenerId;
+use quipu_inet::stack::{Carriage, ListenerId};
 use quipu_inet::tcp::{Counters, Flow, Mode};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
@@ -452,6 +452,16 @@ impl Elsewhere<'_> {
         let port = self.ask(&Call::Bind { qp: qp.0, port }, |answer| answer.short())?;
         self.attached(|attached, _| attached.set_state(qp, QpState::Rts))?;
         Ok(port)
+    }
+
+    pub(super) fn set_carriage(&self, qp: QpId, carriage: Carriage) -> Result<(), EngineError> {
+        let Carriage { traffic_class, hop_limit } = carriage;
+        if hop_limit == Some(0) {
+            // The other end would take it for the usual one.
+            return Err(Fault::Invalid("with a hop limit of 0 nothing leaves").into());
+        }
+        let hop_limit = hop_limit.unwrap_or(0);
+        self.order(&Call::Carry { qp: qp.0, traffic_class, hop_limit })
     }
 }
 

@@ -436,6 +436,16 @@ impl Engine {
         self.manage_cm(|cm, _| cm.options(id).map(set))
     }
 
+    /// Whether an identifier at `::` is for peers of IPv6 only.
+    ///
+    /// # Errors
+    ///
+    /// It listens already, or there is none.
+    pub fn cm_set_v6_only(&self, id: IdKey, only: bool) -> Result<(), EngineError> {
+        self.note_call(Call::SetOption)?;
+        self.manage_cm(|cm, _| cm.set_v6_only(id, only))
+    }
+
     /// What is known of the addresses of an identifier.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
-use quipu_inet::stack::ListenerId;
+use quipu_inet::stack::{Carriage, ListenerId};
 use quipu_inet::tcp::{Counters, Flow};
 use quipu_nic::{AsyncEvent, QpId, TcpChange, TcpSettings};
 
@@ -219,6 +219,18 @@ impl Engine {
             return elsewhere.bind(qp, port);
         }
         Ok(self.enter_for_qpip()?.adapter.udp_bind(qp, port)?)
+    }
+
+    /// How what a queue pair sends is carried from now on: its datagrams, or the segments of its connection.
+    ///
+    /// # Errors
+    ///
+    /// A TCP queue pair without a connection, or nothing can be carried like that.
+    pub fn set_carriage(&self, qp: QpId, carriage: Carriage) -> Result<(), EngineError> {
+        if let Some(elsewhere) = self.elsewhere()? {
+            return elsewhere.set_carriage(qp, carriage);
+        }
+        Ok(self.enter_for_qpip()?.adapter.set_carriage(qp, carriage)?)
     }
 
     /// From now on keeps what happens to the connections of a context's queue pairs, for

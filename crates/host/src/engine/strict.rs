@@ -380,6 +380,19 @@ impl Core {
 }
 
 impl super::Engine {
+    /// Says what the strict mode has found and a plan of faults has done, where a signal ends the process.
+    /// Nothing if the engine stays occupied.
+    pub fn sum_up(&self) {
+        let Some(mut core) = self.enter_at_exit() else { return };
+        if let Some(faults) = &mut core.faults {
+            faults.sum_up();
+        }
+        core.watch_poll(CqId::NONE, &[]);
+        if let Some(strict) = &mut core.strict {
+            strict.sum_up();
+        }
+    }
+
     /// Says what the strict mode has found, at the end of the process; whether that is to be its exit
     /// code. Nothing if the engine stays occupied, as [`shutdown_flush`](Self::shutdown_flush).
     #[must_use]

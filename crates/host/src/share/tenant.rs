@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use quipu_inet::stack::ListenerId;
+use quipu_inet::stack::{Carriage, ListenerId};
 use quipu_mem::ring::{Channel, RingError};
 use quipu_mem::{Access, Segment};
 use quipu_nic::{
@@ -524,6 +524,10 @@ impl Tenant {
             }
             Call::Bind { qp, port } => {
                 return Ok(nothing.word(engine.udp_bind(self.qp(qp)?, port)?));
+            }
+            Call::Carry { qp, traffic_class, hop_limit } => {
+                let hop_limit = (hop_limit != 0).then_some(hop_limit);
+                engine.set_carriage(self.qp(qp)?, Carriage { traffic_class, hop_limit })?;
             }
         }
         Ok(nothing)

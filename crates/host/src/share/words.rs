@@ -245,6 +245,12 @@ pub(crate) enum Call {
     Counters {
         qp: u64,
     },
+    /// With hop limit 0: the usual one.
+    Carry {
+        qp: u64,
+        traffic_class: u8,
+        hop_limit: u8,
+    },
 }
 
 impl Call {
@@ -277,6 +283,9 @@ impl Call {
             Self::Flow { qp } => write(14).word(qp),
             Self::Bind { qp, port } => write(15).word(qp).word(port),
             Self::Counters { qp } => write(16).word(qp),
+            Self::Carry { qp, traffic_class, hop_limit } => {
+                write(17).word(qp).word(traffic_class).word(hop_limit)
+            }
         };
         message.bytes()
     }
@@ -322,6 +331,7 @@ impl Call {
             14 => Self::Flow { qp: m.word()? },
             15 => Self::Bind { qp: m.word()?, port: m.short()? },
             16 => Self::Counters { qp: m.word()? },
+            17 => Self::Carry { qp: m.word()?, traffic_class: m.short()?, hop_limit: m.short()? },
             _ => return None,
         };
         message.0.is_empty().then_some(call)
@@ -415,6 +425,7 @@ mod tests {
             Call::Flow { qp: 1 },
             Call::Bind { qp: 1, port: 53 },
             Call::Counters { qp: 1 },
+            Call::Carry { qp: 1, traffic_class: 0xb8, hop_limit: 255 },
         ]
     }
 

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use quipu_host::packet::{self, Outgoing, PacketLink};
 use quipu_inet::stack::{
-    Arrival, Config, Datagram, Departure, Event, Frame, Offload, Payload, Stack, TcpId, UdpId,
+    Arrival, Carriage, Config, Datagram, Departure, Event, Frame, Offload, Payload, Stack, TcpId,
+    UdpId,
 };
 use quipu_inet::tcp::{self, Secret, State};
 
@@ -215,7 +216,9 @@ impl Host {
     /// Sends a datagram from [`SUM`]; to somebody unknown it is lost.
     pub fn send_datagram(&mut self, now: u64, to: SocketAddr, payload: &[u8]) {
         let slot = self.link.slot().expect("the link is idle");
-        let departure = self.stack.compose_datagram(now, self.socket, to, 0, payload.len(), slot);
+        let plain = Carriage::default();
+        let departure =
+            self.stack.compose_datagram(now, self.socket, to, plain, payload.len(), slot);
         if let Ok(departure) = departure {
             slot[departure.headers..departure.len()].copy_from_slice(payload);
             self.link.send(outgoing(&departure));

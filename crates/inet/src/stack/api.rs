@@ -56,6 +56,32 @@ impl UdpId {
     }
 }
 
+/// How packets are carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carriage {
+    /// Differentiated Services: the upper six bits; the lower two are those of ECN.
+    pub traffic_class: u8,
+    /// Time to live, or hop limit; none: what the link's routers recommend, or 64.
+    pub hop_limit: Option<u8>,
+}
+
+impl Carriage {
+    /// Without the bits of ECN.
+    pub(super) fn without_ecn(self) -> Self {
+        Self { traffic_class: self.traffic_class & !ECN, ..self }
+    }
+}
+
+impl From<&tcp::Config> for Carriage {
+    fn from(config: &tcp::Config) -> Self {
+        let &tcp::Config { traffic_class, hop_limit, .. } = config;
+        Self { traffic_class, hop_limit }.without_ecn()
+    }
+}
+
+/// The bits of ECN in a traffic class (RFC 3168 5).
+const ECN: u8 = 3;
+
 /// A frame from the link.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {

@@ -3,13 +3,10 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use super::TcpId;
 use super::demux::{Demux, Key};
 use super::wheel::Wheel;
+use super::{Carriage, TcpId};
 use crate::tcp::{Connection, Secret, State};
-
-/// The bits of ECN in a traffic class (RFC 3168 5).
-const ECN: u8 = 3;
 
 /// The place of no listener.
 const NO_LISTENER: u32 = u32::MAX;
@@ -81,7 +78,7 @@ pub(super) struct Slot {
     pub(super) listener: u32,
     pub(super) flow_label: u32,
     /// Of what it sends, without ECN.
-    pub(super) traffic_class: u8,
+    pub(super) carriage: Carriage,
     pub(super) marks: Marks,
 }
 
@@ -235,7 +232,7 @@ impl Connections {
                 generation: 0,
                 listener: NO_LISTENER,
                 flow_label: 0,
-                traffic_class: 0,
+                carriage: Carriage::default(),
                 marks: Marks::default(),
             };
             // Doubling would waste a third on average; what is copied is small.
@@ -246,7 +243,7 @@ impl Connections {
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
-        slot.traffic_class = connection.config().traffic_class & !ECN;
+        slot.carriage = Carriage::from(connection.config());
         (slot.connection, slot.key, slot.flow_label) = (Some(connection), key, flow_label);
         slot.marks.set(Marks::LISTED);
         self.table.insert(key.hash(self.secret), index);

@@ -9,7 +9,7 @@ use quipu_wire::ndp::Station;
 use quipu_wire::{ethernet, icmpv6, ipv4, ipv6, tcp as wire};
 
 use super::ingress::TCP;
-use super::{Checksum, Departure, Stack};
+use super::{Carriage, Checksum, Departure, Stack};
 use crate::icmp::{Message, PROTOCOL_V4};
 
 /// What hosts give packets (RFC 1700, RFC 6540).
@@ -23,7 +23,13 @@ const MAX_ANSWERS: usize = 256;
 #[derive(Clone, Debug)]
 pub(super) enum Answer {
     /// A segment of no connection: a reset, or a cookie.
-    Segment { station: Option<Station>, local: u16, to: IpAddr, header: wire::Repr },
+    Segment {
+        station: Option<Station>,
+        local: u16,
+        to: IpAddr,
+        carriage: Carriage,
+        header: wire::Repr,
+    },
     /// The next message of ICMP.
     Message { station: Option<Station> },
 }
@@ -60,6 +66,12 @@ impl Envelope {
         let part = None;
         Self { local, to, station, protocol, traffic_class, flow_label, hop_limit, part }
     }
+
+    /// Carried like this.
+    pub(super) fn carried(self, carriage: Carriage) -> Self {
+        let Carriage { traffic_class, hop_limit } = carriage;
+        Self { traffic_class, hop_limit, ..self }
+    }
 }
 
 impl Stack {
@@ -73,8 +85,8 @@ impl Stack {
         }
         while let Some(answer) = self.answers.pop_front() {
             match answer {
-                Answer::Segment { station, local, to, header } => {
-                    let envelope = Envelope::plain(local, to, station, TCP);
+                Answer::Segment { station, local, to, carriage, header } => {
+                    let envelope = Envelope::plain(local, to, station, TCP).carried(carriage);
                     return Some(self.write_segment(&envelope, &header, 0..0, out));
                 }
                 Answer::Message { station } => {

@@ -13,7 +13,7 @@ use super::ingress::Packet;
 use super::ports::PortMap;
 use super::syns::Line;
 use super::wheel::Wheel;
-use super::{Arrival, ListenError, ListenerId, Stack};
+use super::{Arrival, Carriage, ListenError, ListenerId, Stack};
 use crate::tcp::{Config, Flow, Listener, Opening, initial_number, reset_for};
 
 /// A watched port.
@@ -185,7 +185,7 @@ impl Stack {
         let Some(at) = self.listeners.ports.get(segment.destination) else {
             self.counters.tcp_unknown += 1;
             if let Some(header) = reset_for(segment, payload) {
-                self.reply(key, station, header);
+                self.reply(key, station, Carriage::default(), header);
             }
             return;
         };
@@ -224,7 +224,8 @@ impl Stack {
                 Opening::HalfOpen(connection) => (connection, true),
                 Opening::Open(connection) => (connection, false),
                 Opening::Reply(header) => {
-                    self.reply(key, station, header);
+                    let carriage = Carriage::from(listener.config());
+                    self.reply(key, station, carriage, header);
                     return;
                 }
                 Opening::Early => return self.hold(now, at, key, segment, station),
@@ -273,7 +274,7 @@ impl Stack {
         if stands && packet.at.is_some() { Arrival::Again } else { Arrival::Nothing }
     }
 
-    fn reply(&mut self, key: &Key, station: Option<Station>, header: Repr) {
+    fn reply(&mut self, key: &Key, station: Option<Station>, carriage: Carriage, header: Repr) {
         if header.flags.has(Flags::RST) {
             self.counters.tcp_resets += 1;
         } else {
@@ -283,6 +284,7 @@ impl Stack {
             local: key.local,
             to: key.remote().ip(),
             station,
+            carriage,
             header,
         });
     }

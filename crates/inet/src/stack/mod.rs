@@ -56,8 +56,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use api::{
-    Arrival, BindError, Checksum, ConnectError, Datagram, DatagramError, Departure, Event, Frame,
-    ListenError, ListenerId, Payload, TcpId, UdpId,
+    Arrival, BindError, Carriage, Checksum, ConnectError, Datagram, DatagramError, Departure,
+    Event, Frame, ListenError, ListenerId, Payload, TcpId, UdpId,
 };
 pub use config::{Config, MAX_MTU, MIN_MTU, Offload};
 pub use counters::Counters;

@@ -16,7 +16,7 @@ use quipu_wire::udp;
 use super::egress::{Envelope, Part, ip_header};
 use super::ingress::UDP;
 use super::udp::Ends;
-use super::{Checksum, DatagramError, Departure, Stack, UdpId};
+use super::{Carriage, Checksum, DatagramError, Departure, Stack, UdpId};
 
 /// A datagram that is on its way in parts.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct Parts {
     source: u16,
     local: u16,
     to: SocketAddr,
-    traffic_class: u8,
+    carriage: Carriage,
     identification: u32,
     /// Octets of the datagram, and how many of them have been written, its header included.
     len: usize,
@@ -67,7 +67,7 @@ impl Stack {
         now: u64,
         socket: UdpId,
         to: SocketAddr,
-        traffic_class: u8,
+        carriage: Carriage,
         len: usize,
         payload: Sum,
     ) -> Result<Parts, DatagramError> {
@@ -85,7 +85,7 @@ impl Stack {
         let field = Checksum { start: udp::CHECKSUM_AT as u16, at: udp::CHECKSUM_AT as u16 };
         Self::seal(&mut header, field);
         let identification = self.identifications.next(own, to.ip());
-        Ok(Parts { source, local, to, traffic_class, identification, len, at: 0, header })
+        Ok(Parts { source, local, to, carriage, identification, len, at: 0, header })
     }
 
     /// Writes the headers of the next part into `out`, which has room for the MTU and 14 octets. The user
@@ -104,9 +104,8 @@ impl Stack {
         let station = self.station(now, to.ip())?;
         let ip_header = ip_header(to.ip());
         let (part, len) = parts.next((self.path_mtu(to.ip()) - ip_header) as usize);
-        let traffic_class = parts.traffic_class;
         let plain = Envelope::plain(parts.local, to.ip(), station, UDP);
-        let envelope = Envelope { traffic_class, part, ..plain };
+        let envelope = Envelope { part, ..plain.carried(parts.carriage) };
         let start = self.write_ip(&envelope, len, out);
         let mut headers = start;
         if parts.at == 0 {

@@ -10,7 +10,7 @@ use super::demux::Key;
 use super::egress::{Envelope, ip_header};
 use super::ingress::{Packet, TCP};
 use super::link::Hop;
-use super::{Arrival, ConnectError, Departure, Event, Stack, TcpId};
+use super::{Arrival, Carriage, ConnectError, Departure, Event, Stack, TcpId};
 use crate::icmp::{Report, Trouble};
 use crate::tcp::hash::{Purpose, of_flow};
 use crate::tcp::{Config, Connection, Flow, Held, SendError, State};
@@ -179,10 +179,10 @@ impl Stack {
         (self.spare, self.spare_rest) = (bytes, rest);
     }
 
-    /// The Differentiated Services of what is sent from now on (RFC 9293 3.9.2, SHLD-21): the upper six bits.
-    pub fn set_traffic_class(&mut self, id: TcpId, traffic_class: u8) {
+    /// How what is sent from now on is carried (RFC 9293 3.9.2, SHLD-21); the bits of ECN are not looked at.
+    pub fn set_carriage(&mut self, id: TcpId, carriage: Carriage) {
         if let Some(slot) = self.connections.get_mut(id) {
-            slot.traffic_class = traffic_class & !3;
+            slot.carriage = carriage.without_ecn();
         }
     }
 
@@ -411,9 +411,9 @@ impl Stack {
                 station,
                 protocol: TCP,
                 // ECT(0) (RFC 3168 5).
-                traffic_class: slot.traffic_class | if segment.ect { 2 } else { 0 },
+                traffic_class: slot.carriage.traffic_class | if segment.ect { 2 } else { 0 },
                 flow_label: slot.flow_label,
-                hop_limit: slot.connection.as_ref().and_then(|it| it.config().hop_limit),
+                hop_limit: slot.carriage.hop_limit,
                 part: None,
             };
             match slot.connection.as_ref().is_some_and(|it| it.is_quiet()) {

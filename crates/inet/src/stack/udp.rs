@@ -10,7 +10,8 @@ use super::ingress::{Packet, UDP};
 use super::link::Hop;
 use super::ports::{Ephemeral, PortMap};
 use super::{
-    Arrival, BindError, Datagram, DatagramError, Departure, MAX_MTU, Payload, Stack, UdpId,
+    Arrival, BindError, Carriage, Datagram, DatagramError, Departure, MAX_MTU, Payload, Stack,
+    UdpId,
 };
 use crate::icmp::Cause;
 use crate::tcp::{Flow, Secret};
@@ -106,7 +107,7 @@ impl Stack {
         now: u64,
         socket: UdpId,
         to: SocketAddr,
-        traffic_class: u8,
+        carriage: Carriage,
         len: usize,
         out: &mut [u8],
     ) -> Result<Departure, DatagramError> {
@@ -118,7 +119,7 @@ impl Stack {
             return Err(DatagramError::Long { fits });
         }
         let station = self.station(now, to.ip())?;
-        let envelope = Envelope { traffic_class, ..Envelope::plain(local, to.ip(), station, UDP) };
+        let envelope = Envelope::plain(local, to.ip(), station, UDP).carried(carriage);
         let start = self.write_ip(&envelope, udp::LEN + len, out);
         let own = SocketAddr::new(self.addresses.get(local), source);
         self.outstanding.sent(now, own, to, (overhead + len) as u32);

@@ -45,6 +45,8 @@ struct News {
     latest: Option<u64>,
     /// Something was delivered that was sent again.
     resent: bool,
+    /// Segments that were acknowledged while they were on the way again.
+    repeats: u8,
     duplicate: bool,
 }
 
@@ -55,6 +57,8 @@ impl News {
         }
         self.delivered += u64::from(sent.len);
         self.resent |= sent.retransmitted;
+        let again = sent.retransmitted && sent.fate == Fate::Flying;
+        self.repeats = self.repeats.saturating_add(again.into());
         if !sent.retransmitted {
             self.latest = Some(self.latest.map_or(sent.at, |at| at.max(sent.at)));
             self.original |= sent.fate == Fate::Lost;
@@ -95,7 +99,12 @@ impl Connection {
             }
         }
         let is_duplicate = ack.ack == una && ack.bare && !changed && flight > 0 && una > 0;
-        if is_duplicate && !self.agreed.sack && self.duplicates < u8::MAX {
+        if news.acked > 0 {
+            // One of them was missing, if any was. The peer has the others twice, and says so at once.
+            self.repeats = news.repeats.saturating_sub(1);
+        } else if is_duplicate && self.repeats > 0 {
+            self.repeats -= 1;
+        } else if is_duplicate && !self.agreed.sack && self.duplicates < u8::MAX {
             self.duplicates += 1;
             news.duplicate = true;
             // Something has arrived, one does not know what (RFC 9937 6.1).
@@ -250,9 +259,7 @@ impl Connection {
         if repaired && self.recovery.is_none() {
             // A loss that the probe has repaired is a loss.
             self.owed.cwr = self.agreed.ecn;
-            let mss = u64::from(self.mss());
-            self.congestion.reduce(self.congestion.cwnd, mss);
-            self.congestion.cwnd = self.congestion.cwnd.min(self.congestion.ssthresh);
+            self.reduce_again();
         }
         if resolved {
             self.rack.probe_end = 0;
@@ -326,14 +333,26 @@ impl Connection {
         let partial = recovering
             && news.acked > 0
             && self.recovery.as_ref().is_some_and(|it| ack.ack < it.high);
-        // After a timeout, duplicates of what was sent again must not begin another recovery (RFC 6582 4).
-        let third = !self.repairs() && news.duplicate && self.duplicates >= DUP_THRESH;
+        // After a timeout, duplicates of what was sent again for nothing must not begin another recovery (RFC
+        // 6582 4): they are not counted. What is counted says that the segment in front is lost once more.
+        let again = self.repairs() && !recovering && self.duplicates == DUP_THRESH;
+        let third = !self.repairs() && self.duplicates >= DUP_THRESH;
         let head = self.queue.sent()[0];
-        if (partial || third) && head.fate == Fate::Flying {
+        if (partial || news.duplicate && (third || again)) && head.fate == Fate::Flying {
+            if again {
+                self.reduce_again();
+            }
             self.queue.set_fate(0, Fate::Lost);
             return u64::from(head.len);
         }
         0
+    }
+
+    /// A loss besides those of an episode is another sign of congestion (RFC 5681 4.3).
+    fn reduce_again(&mut self) {
+        let mss = u64::from(self.mss());
+        self.congestion.reduce(self.congestion.cwnd, mss);
+        self.congestion.cwnd = self.congestion.cwnd.min(self.congestion.ssthresh);
     }
 
     /// Whether something was lost; a reduction for ECN repairs nothing.

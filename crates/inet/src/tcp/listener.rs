@@ -48,6 +48,11 @@ impl Listener {
         Self { config, secret, backlog, half_open: 0, cookie_at: None }
     }
 
+    /// How its connections are.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// A connection that was half open is so no more.
     pub fn settled(&mut self) {
         self.half_open = self.half_open.saturating_sub(1);

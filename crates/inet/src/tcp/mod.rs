@@ -206,8 +206,10 @@ pub struct Connection {
     paced: bool,
     rack: Rack,
     recovery: Option<Box<Recovery>>,
-    /// Where a reduction for ECN ends; without SACK, how many duplicates have come.
+    /// Without SACK, how many duplicates have come,
     duplicates: u8,
+    /// and how many are still to come of what was sent again for nothing.
+    repeats: u8,
     /// Blocks of the last SACK: what lies within them is marked already.
     reported: [(u64, u64); 3],
     timers: Timers,
@@ -278,6 +280,7 @@ impl Connection {
             rack: Rack::default(),
             recovery: None,
             duplicates: 0,
+            repeats: 0,
             reported: [(0, 0); 3],
             timers: Timers::default(),
             limiter: Limiter::default(),

@@ -90,7 +90,7 @@ impl Connection {
         self.congestion.collapse(mss);
         self.queue.lose_all();
         self.reported = Default::default();
-        self.duplicates = 0;
+        (self.duplicates, self.repeats) = (0, 0);
         self.pacer.unlimited();
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use quipu_inet::stack::{Config, ConnectError, Event, Offload};
+use quipu_inet::stack::{Carriage, Config, ConnectError, Event, Offload};
 use quipu_inet::tcp::{self, Failure, MILLISECOND as MS, Secret, State};
 
 use crate::net::{Net, V4, V6, station};
@@ -138,8 +138,10 @@ fn what_is_cut_anywhere_is_dropped() {
         let (socket, port) = net.hosts[0].stack.bind(0).unwrap();
         let mut frame = vec![0; 1_514];
         let (now, to) = (net.now, own(&net, port));
-        let departure =
-            net.hosts[0].stack.compose_datagram(now, socket, to, 0, 9, &mut frame).unwrap();
+        let departure = net.hosts[0]
+            .stack
+            .compose_datagram(now, socket, to, Carriage::default(), 9, &mut frame)
+            .unwrap();
         assert!(departure.loops);
         frame.truncate(departure.len());
         frame

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use quipu_inet::stack::{
-    Arrival, Checksum, Config, Datagram, DatagramError, Departure, Event, Frame, ListenerId, Parts,
-    Payload, Stack, TcpId, UdpId,
+    Arrival, Carriage, Checksum, Config, Datagram, DatagramError, Departure, Event, Frame,
+    ListenerId, Parts, Payload, Stack, TcpId, UdpId,
 };
 use quipu_inet::tcp::{self, MILLISECOND, Mode, Secret};
 use quipu_wire::checksum::{Sum, sum};
@@ -359,8 +359,9 @@ impl Net {
     ) -> Result<(), DatagramError> {
         let mut frame = vec![0; 65_600];
         let host = &mut self.hosts[from];
+        let plain = Carriage::default();
         let departure =
-            host.stack.compose_datagram(self.now, socket, to, 0, payload.len(), &mut frame)?;
+            host.stack.compose_datagram(self.now, socket, to, plain, payload.len(), &mut frame)?;
         host.finish(&departure, &mut frame, payload);
         self.carry(from, &departure, frame);
         Ok(())
@@ -375,7 +376,8 @@ impl Net {
         payload: &[u8],
     ) -> Result<Parts, DatagramError> {
         let stack = &mut self.hosts[from].stack;
-        stack.cut_datagram(self.now, socket, to, 0, payload.len(), sum(payload))
+        let plain = Carriage::default();
+        stack.cut_datagram(self.now, socket, to, plain, payload.len(), sum(payload))
     }
 
     /// Sends the next part of one; its frame.

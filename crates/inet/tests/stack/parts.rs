@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use quipu_inet::stack::{Config, DatagramError, Offload, Stack, UdpId};
+use quipu_inet::stack::{Carriage, Config, DatagramError, Offload, Stack, UdpId};
 use quipu_inet::tcp::{SECOND, Secret};
 use quipu_wire::ipv6_extension::{Fragment, Walk, next_header, walk};
 use quipu_wire::{ethernet, ipv4, ipv6};
@@ -207,7 +207,9 @@ fn a_path_that_has_become_wider_needs_no_parts() {
         let (from, payload) = (net.hosts[0].address, octets(1, 5_000));
         let mut frame = vec![0; 9_000];
         let stack = &mut net.hosts[0].stack;
-        let whole = stack.compose_datagram(net.now, here, to, 0, 5_000, &mut frame).unwrap();
+        let whole = stack
+            .compose_datagram(net.now, here, to, Carriage::default(), 5_000, &mut frame)
+            .unwrap();
         frame.truncate(whole.len());
         net.arrive(0, &too_big(&frame, from), false);
         let mut parts = net.cut(0, here, to, &payload).unwrap();

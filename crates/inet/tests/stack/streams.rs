@@ -1,8 +1,9 @@
 //! Connections, from SYN to the last FIN, byte-exact.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use quipu_inet::stack::{self, ConnectError, Offload};
+use quipu_inet::stack::{self, Carriage, ConnectError, Offload};
 use quipu_inet::tcp::{Config, Event, Failure, MILLISECOND as MS, Mode, SECOND, Secret, State};
 
 use quipu_wire::ipv6;
@@ -208,14 +209,31 @@ fn a_connection_has_the_address_class_and_hop_limit_that_it_was_given() {
     net.hosts[0].adopt(id);
     assert!(net.run_until(SECOND, |net| net.hosts[0].knows(id, Event::Connected)));
     net.flush(0);
-    net.hosts[0].stack.set_traffic_class(id, 0x20 | 1);
+    net.hosts[0].stack.set_carriage(id, Carriage { traffic_class: 0x20 | 1, hop_limit: None });
     net.hosts[0].stack.close(id);
-    assert_eq!(header(&mut net), (others[0], 0x20, 9));
+    assert_eq!(header(&mut net), (others[0], 0x20, 64));
     for wrong in ["fd00::99", "10.0.0.1"] {
         let from = SocketAddr::new(wrong.parse().unwrap(), 0);
         let refused = net.hosts[0].stack.connect_from(net.now, from, to, &config);
         assert_eq!(refused, Err(ConnectError::NoRoute));
     }
+}
+
+#[test]
+fn a_cookie_is_carried_as_the_connections_of_its_listener_are() {
+    let config = Arc::new(Config { hop_limit: Some(9), traffic_class: 0xb8, ..stream() });
+    let mut net = Net::new(V6, 1_500, stream(), 1);
+    // A backlog of nobody is always full.
+    let (listener, _) = net.hosts[1].stack.listen(80, &config, 0).unwrap();
+    net.hosts[1].stack.set_idle(listener, 1);
+    net.connect(0, 80);
+    let mut frame = vec![0; 1_514];
+    let departure = net.hosts[0].stack.poll_transmit(net.now, &mut frame).unwrap();
+    net.arrive(1, &frame[..departure.headers], false);
+    let departure = net.hosts[1].stack.poll_transmit(net.now, &mut frame).unwrap();
+    assert_eq!(net.hosts[1].stack.counters().tcp_cookies, 1);
+    let (header, _) = ipv6::Repr::parse(&frame[..departure.headers]).unwrap();
+    assert_eq!((header.traffic_class, header.hop_limit), (0xb8, 9));
 }
 
 #[test]

@@ -19,7 +19,7 @@ mod words;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use quipu_inet::stack::{self, ListenerId, Stack, TcpId, UdpId};
+use quipu_inet::stack::{self, Carriage, ListenerId, Stack, TcpId, UdpId};
 use quipu_inet::tcp;
 
 use crate::adapter::{Adapter, Hub};
@@ -176,6 +176,25 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Busy);
         }
         self.hub.inet = Some(Box::new(Inet::new(config)));
+        Ok(())
+    }
+
+    /// How what a queue pair sends is carried from now on: the datagrams of one of type UDP, the segments of
+    /// a connection (RFC 9293 3.9.2, SHLD-21).
+    ///
+    /// # Errors
+    /// No such queue pair, one of another type, or without a connection; or nothing can be carried like that.
+    pub fn set_carriage(&mut self, id: QpId, carriage: Carriage) -> Result<(), Fault> {
+        words::check_carriage(carriage)?;
+        let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        match &mut qp.path {
+            Path::Udp(path) => path.carriage = carriage,
+            Path::Tcp(path) => {
+                let connection = path.connection.ok_or(Fault::WrongState)?;
+                hub.attached()?.stack.set_carriage(connection, carriage);
+            }
+            _ => return Err(Fault::Invalid("the queue pair is not one of QPIP")),
+        }
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use quipu_inet::stack::{
-    BindError, Datagram, DatagramError, Departure, Parts, Payload, Stack, UdpId,
+    BindError, Carriage, Datagram, DatagramError, Departure, Parts, Payload, Stack, UdpId,
 };
 use quipu_wire::checksum::{Sum, sum};
 
@@ -49,6 +49,8 @@ pub(crate) struct UdpPath {
     awaits: bool,
     /// Above zero while its neighbours have mostly been nobody of late.
     doubt: u8,
+    /// How its datagrams are carried.
+    pub(super) carriage: Carriage,
     /// Its requests in progress that are not done.
     held: VecDeque<Held>,
 }
@@ -325,15 +327,16 @@ fn compose<P: Probe>(
 ) -> Result<Turn, Stop> {
     let (to, len) = (qp.sq.destination(position).address(), qp.sq.wqe(position).length as usize);
     let now = hub.now.0;
+    let Path::Udp(UdpPath { carriage, .. }) = qp.path else { return Ok(Turn::Nothing) };
     let Some(inet) = &mut hub.inet else { return Ok(Turn::Nothing) };
     let (departure, parts) = match begun {
         Some(parts) => compose_part(inet, now, parts, out)?,
-        None => match inet.stack.compose_datagram(now, socket, to, 0, len, out) {
+        None => match inet.stack.compose_datagram(now, socket, to, carriage, len, out) {
             Ok(departure) => (departure, None),
             Err(DatagramError::Long { .. }) => {
                 let sum = sum_of(qp, hub, (position, len), out)?;
                 let Some(inet) = &mut hub.inet else { return Ok(Turn::Nothing) };
-                let parts = inet.stack.cut_datagram(now, socket, to, 0, len, sum)?;
+                let parts = inet.stack.cut_datagram(now, socket, to, carriage, len, sum)?;
                 compose_part(inet, now, parts, out)?
             }
             Err(error) => return Err(error.into()),

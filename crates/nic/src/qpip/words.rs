@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use quipu_inet::stack::{Checksum, Departure};
+use quipu_inet::stack::{Carriage, Checksum, Departure};
 use quipu_inet::tcp;
 
 use crate::error::Fault;
@@ -63,15 +63,8 @@ impl TcpSettings {
     /// # Errors
     /// What is wrong.
     pub fn check(&self) -> Result<(), Fault> {
-        if self.traffic_class & ECN != 0 {
-            return Err(Fault::Invalid(
-                "the lower two bits of a traffic class are those of ECN, which are TCP's own",
-            ));
-        }
-        if self.hop_limit == Some(0) {
-            return Err(Fault::Invalid("with a hop limit of 0 nothing leaves; it is at least 1"));
-        }
-        Ok(())
+        let &Self { traffic_class, hop_limit, .. } = self;
+        check_carriage(Carriage { traffic_class, hop_limit })
     }
 
     pub(super) fn to_config(self) -> tcp::Config {
@@ -95,6 +88,22 @@ impl TcpSettings {
             ..tcp::Config::default()
         }
     }
+}
+
+/// Whether packets can be carried like this.
+///
+/// # Errors
+/// What is wrong.
+pub(super) fn check_carriage(carriage: Carriage) -> Result<(), Fault> {
+    if carriage.traffic_class & ECN != 0 {
+        return Err(Fault::Invalid(
+            "the lower two bits of a traffic class are those of ECN, which the program does not set",
+        ));
+    }
+    if carriage.hop_limit == Some(0) {
+        return Err(Fault::Invalid("with a hop limit of 0 nothing leaves; it is at least 1"));
+    }
+    Ok(())
 }
 
 /// What happens to the connection of a TCP queue pair. Of `Closed`, `Failed` and `Aborted` one comes, as the

@@ -25,6 +25,7 @@ mod events;
 mod tcp;
 mod udp;
 
+pub use quipu_host::inet::stack::Carriage;
 pub use quipu_host::inet::tcp::{Counters as TcpCounters, Failure, Flow, KeepAlive, Mode};
 pub use quipu_host::nic::{TcpChange, TcpSettings};
 pub use quipu_host::packet::{LinkError, LinkSpec};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use quipu_host::inet::stack::ListenerId;
+use quipu_host::inet::stack::{Carriage, ListenerId};
 use quipu_host::nic::{QpAttr, QpAttrMask as Mask, QpCap, QpId, QpNum, QpState, QpType, Sge};
 use quipu_host::nic::{TcpChange, TcpSettings};
 
@@ -136,6 +136,15 @@ impl TcpQueuePair {
         self.opened().tcp.wait_for(self.opened(), self.id, |status| {
             (status.peer_closed || status.end.is_some()).then_some(())
         })
+    }
+
+    /// How its segments are carried from now on: traffic class and hop limit.
+    ///
+    /// # Errors
+    ///
+    /// It has no connection; bits of ECN, or a hop limit of 0.
+    pub fn set_carriage(&self, carriage: Carriage) -> Result<(), Error> {
+        Ok(self.engine().set_carriage(self.id, carriage)?)
     }
 
     /// Sends nothing more: behind what is posted the peer finds the end of the stream. It may still send.

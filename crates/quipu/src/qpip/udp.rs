@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use quipu_host::inet::stack::Carriage;
 use quipu_host::nic::{QpAttr, QpAttrMask as Mask, QpId, QpNum, QpState, QpType, Sge, To};
 
 use crate::device::EngineHandle;
@@ -53,6 +54,15 @@ impl UdpQueuePair {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// How its datagrams are carried from now on: traffic class and hop limit.
+    ///
+    /// # Errors
+    ///
+    /// Bits of ECN, or a hop limit of 0.
+    pub fn set_carriage(&self, carriage: Carriage) -> Result<(), Error> {
+        Ok(self.engine().set_carriage(self.id, carriage)?)
     }
 
     /// Hands memory to the adapter, to be filled by one datagram.

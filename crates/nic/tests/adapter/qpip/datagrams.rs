@@ -1,6 +1,11 @@
 //! UDP queue pairs.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::rc::Rc;
+
+use quipu_nic::inet::stack::Carriage;
+use quipu_wire::{ipv4, ipv6};
 
 use super::net::{MILLISECOND, Net, SECOND, pattern};
 use super::*;
@@ -43,6 +48,39 @@ fn bound(net: &mut Net) -> ([QpId; 2], SocketAddr) {
     let port = net.adapter(1).udp_bind(qps[1], 0).unwrap();
     let to = net.address(1, port);
     (qps, to)
+}
+
+#[test]
+fn datagrams_and_their_parts_have_the_class_and_hop_limit_of_their_queue_pair() {
+    for v4 in [false, true] {
+        let mut net = Net::new();
+        net.v4 = v4;
+        let (qps, to) = bound(&mut net);
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let sight = Rc::clone(&seen);
+        net.filter = Some(Box::new(move |_, frame| {
+            sight.borrow_mut().push(match ipv6::Repr::parse(frame) {
+                Ok((it, _)) => (it.traffic_class, it.hop_limit),
+                Err(_) => {
+                    let (it, _) = ipv4::Repr::parse(frame).unwrap();
+                    (it.traffic_class, it.hop_limit)
+                }
+            });
+            true
+        }));
+        let source = net.buffer(0, 4_000);
+        let carriage = Carriage { traffic_class: 0xb8, hop_limit: Some(9) };
+        net.adapter(0).set_carriage(qps[0], carriage).unwrap();
+        for len in [10, 4_000] {
+            let list = [source.sge(0, len)];
+            let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&list));
+            let wr = SendWr { wr_id: 5, to: To::Address(to), op: SendOp::Send, flags, payload };
+            net.post(0, qps[0], &wr).unwrap();
+            net.run_for(SECOND);
+        }
+        let seen = seen.borrow();
+        assert!(seen.len() > 3 && seen.iter().all(|&it| it == (0xb8, 9)), "{seen:?}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use quipu_nic::inet::stack::Carriage;
 use quipu_wire::{ipv4, ipv6};
 
 use super::net::{MILLISECOND, Net, SECOND, pattern, segment_to_host_1, v6};
@@ -515,6 +516,37 @@ fn a_connection_has_the_class_and_hop_limit_that_its_program_asked_for() {
             let is_so = |&(seen, of)| (seen & !3, of) == (class, hops);
             assert!(seen.len() > 2 && seen.iter().all(is_so), "{seen:x?}");
         }
+    }
+}
+
+/// RFC 9293 3.9.2 (SHLD-21).
+#[test]
+fn a_connection_changes_its_class_and_hop_limit() {
+    let mut net = Net::new();
+    let qps = net.connected(Mode::Message);
+    let seen = Rc::new(RefCell::new([Vec::new(), Vec::new()]));
+    let sight = Rc::clone(&seen);
+    net.filter = Some(Box::new(move |to, frame| {
+        sight.borrow_mut()[1 - to].extend(class_and_hops(frame));
+        true
+    }));
+    let carriage = Carriage { traffic_class: 0x20, hop_limit: Some(9) };
+    net.adapter(0).set_carriage(qps[0], carriage).unwrap();
+    net.send_bytes(0, qps[0], 1, &[1, 2, 3]);
+    let now = net.now();
+    net.adapter(1).tcp_close(now, qps[1]).unwrap();
+    net.run_for(SECOND);
+    for (seen, (class, hops)) in seen.borrow().iter().zip([(0x20, 9), (0, 64)]) {
+        let is_so = |&(seen, of)| (seen & !3, of) == (class, hops);
+        assert!(!seen.is_empty() && seen.iter().all(is_so), "{seen:x?}");
+    }
+    let idle = net.qp(0, QpType::Tcp);
+    assert_eq!(net.adapter(0).set_carriage(idle, carriage), Err(Fault::WrongState));
+    let wrong =
+        [Carriage { traffic_class: 1, ..carriage }, Carriage { hop_limit: Some(0), ..carriage }];
+    for wrong in wrong {
+        let refused = net.adapter(0).set_carriage(qps[0], wrong);
+        assert!(matches!(refused, Err(Fault::Invalid(_))), "{refused:?}");
     }
 }
 
