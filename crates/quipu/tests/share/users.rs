@@ -6,8 +6,11 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use quipu::Config;
+use quipu::qpip::{Adapter, QpipConfig};
 
 use super::{PATIENCE, QUIPU, Running, shared_by};
 
@@ -126,6 +129,47 @@ fn users_who_are_named_share_roots_adapter_and_no_memory_with_each_other() {
     let said = format!("its user, {STRANGER}, is none whom the adapter is shared with; have it");
     assert!(refused.contains(&said), "{refused}");
     assert_eq!(get(quipu_as(GUEST, GUEST), &link, to).as_deref(), Ok("from a guest"));
+}
+
+/// Where [`many`] attaches.
+const LINK: &str = "SHARED_LINK_OF_TEST";
+
+/// As a child: attaches as often as it can, says how often, and keeps what it has.
+#[test]
+fn many() {
+    let Ok(link) = std::env::var(LINK) else { return };
+    let mut adapters = Vec::new();
+    let why = loop {
+        let qpip = Some(QpipConfig::new(link.parse().unwrap()));
+        let address = Some([127, 0, 0, 1].into());
+        match Adapter::open_with(Config { address, counters: false, qpip, ..Config::default() }) {
+            Ok(adapter) => adapters.push(adapter),
+            Err(error) => break error,
+        }
+    };
+    println!("HAS {}: {why}", adapters.len());
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn one_user_does_not_take_all_places() {
+    if !may_become_others() {
+        return;
+    }
+    let users = [GUEST, MEMBER].map(|user| user.to_string());
+    let more = ["--user", &users[0], "--user", &users[1]];
+    let (_nic, link, address) = shared_by(&mut Command::new(QUIPU), &more);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "users::many", "--nocapture"]).env(LINK, &link).current_dir("/");
+    command.uid(GUEST).gid(GUEST).stdin(Stdio::piped());
+    let mut greedy = Running::spawn(&mut command, "never");
+    let said = greedy.until("HAS");
+    let why = format!("user {GUEST} has 32 programs attached, and leaves as many places to others");
+    assert!(said.contains("HAS 32: ") && said.contains(&why), "{said}");
+    let to = SocketAddr::new(address, 90);
+    let _server = serve(MEMBER, &link, "90", "from another user");
+    let text = Ok("from another user".to_owned());
+    assert_eq!(get(quipu_as(MEMBER, MEMBER), &link, to), text);
 }
 
 #[test]
