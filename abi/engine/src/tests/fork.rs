@@ -6,9 +6,7 @@ use std::os::fd::AsRawFd;
 use libc::O_CREAT;
 use quipu_abi_types::*;
 
-use super::bench::{
-    Bench, PANICKED, Said, blank, done, forked, found_nothing, made, send, status_of,
-};
+use super::bench::{Bench, Said, blank, done, forked, found_nothing, made, send};
 
 /// What the child finds; its exit status is the number of the first that is not as it should be.
 fn child(bench: &Bench, qp: QpHandle) -> Result<(), i32> {
@@ -56,12 +54,6 @@ fn a_child_is_refused_until_it_opens_the_device_itself() {
     bench.post_send(a.qp, &mut [send(2, IBV_WR_SEND, &mut [])]).unwrap();
     assert_eq!(bench.completions(bench.cq, 2).len(), 2);
     done(unsafe { (bench.api.req_notify_cq)(bench.cq, 0) }).unwrap();
-}
-
-#[test]
-fn a_child_that_panics_ends() {
-    let child = forked(|| std::panic::panic_any("on purpose"));
-    assert_eq!(status_of(child), PANICKED);
 }
 
 fn address_handle(bench: &Bench, pd: PdHandle, dgid: ibv_gid) -> Said<AhHandle> {

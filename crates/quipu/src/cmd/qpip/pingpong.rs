@@ -65,7 +65,7 @@ Examples:
   nc 10.9.0.2 5002                                         or any other
 
 The server answers TCP and UDP. Of many clients of TCP the one gives way that is silent for longest.
-Datagrams from the port that it serves at, and from ports below 1024, are not answered: another
+Datagrams from the port that it serves at, and from ports below 32768, are not answered: another
 server could have sent them, and would answer in turn. Ctrl-C ends it.";
 
 /// Receives that are posted, and their least length: a window that a message fills to the last octet makes
@@ -256,14 +256,21 @@ impl<'a> End<'a> {
     fn by_udp(&self, to: SocketAddr) -> Result<(Vec<u64>, u32), Failure> {
         let qp = self.pd.queue_pair(&self.sends, &self.receives).build_udp(0).map_err(failed)?;
         let (mut samples, mut lost) = (Vec::with_capacity(self.options.count as usize), 0);
+        // A neighbour that was slow to answer is known by the next round.
+        let mut nowhere = false;
         for place in 0..PLACES as u64 {
             qp.post_recv(place, &self.room(place)?).map_err(failed)?;
         }
         for round in 0..self.options.count {
             match self.round_by_udp(&qp, to, &mark(round, self.options.size))? {
                 Round::Took(took) => samples.push(took),
-                Round::Nowhere if samples.is_empty() => return Err(unreachable(to, &NO_ROUTE)),
-                Round::Lost | Round::Nowhere => lost += 1,
+                Round::Nowhere if samples.is_empty() && nowhere => {
+                    return Err(unreachable(to, &NO_ROUTE));
+                }
+                round => {
+                    nowhere = matches!(round, Round::Nowhere);
+                    lost += 1;
+                }
             }
             if samples.is_empty() && lost > 2 {
                 break;
