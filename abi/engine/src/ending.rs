@@ -50,7 +50,8 @@ pub(crate) fn watch(config: &Config, sum_up: fn()) {
     let owes = config.strict.is_some() || config.faults.is_some() || config.fault_replay.is_some();
     // SAFETY: asks for the number of this process.
     let here = unsafe { libc::getpid() };
-    if !owes || OWNER.load(Ordering::Acquire) == here {
+    // The first process of a container is not ended by a signal that it does not handle (kill(2)).
+    if !owes || here == 1 || OWNER.load(Ordering::Acquire) == here {
         return;
     }
     // SAFETY: in this process nobody uses it yet: threads of the parent are not here, and the handler rings
