@@ -8,7 +8,7 @@ use quipu_facade::check;
 
 use crate::device::Device;
 use crate::ece;
-use crate::id::{Book, complete, drop_event, id};
+use crate::id::{Book, IdState, complete, drop_event, id};
 use crate::state::{Limits, to_error, to_rts};
 
 /// How often a send is tried again, where the program does not say: as often as there is.
@@ -109,6 +109,19 @@ unsafe fn parameters(
     }
 }
 
+/// Completes what makes a connection: of one that does not stand no end is told of.
+///
+/// # Safety
+///
+/// `raw` is an identifier, and `state` its own.
+unsafe fn completed(raw: *mut rdma_cm_id, state: &IdState) -> Result<c_int, Errno> {
+    state.book().ended = false;
+    // SAFETY: passed on from the caller.
+    let outcome = unsafe { complete(raw) };
+    state.book().ended = outcome.is_err();
+    outcome
+}
+
 /// Refuses a request, or a reply.
 ///
 /// # Safety
@@ -145,8 +158,7 @@ entry! {
             check((state.api.cm.connect)(state.handle, &told))?;
             // It is sent once; a later connection of the same identifier has its own.
             state.book().connect_data.clear();
-            state.book().ended = false;
-            complete(raw)
+            completed(raw, state)
         }
     }
 
@@ -179,7 +191,7 @@ entry! {
             }
             accepted?;
             if !datagrams {
-                return complete(raw);
+                return completed(raw, state);
             }
             // No event comes, and its listener may wait for the request's to be acknowledged.
             if state.book().synchronous {

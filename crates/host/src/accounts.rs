@@ -47,11 +47,13 @@ impl Account {
     ///
     /// There is nobody, or more than one.
     pub fn number(self, text: &str) -> Result<u32, AccountError> {
-        let named = self.named(text).map_err(|e| AccountError::System(self, text.into(), e))?;
         // The greatest is none: it stands for no change of user (chown(2)).
-        let given = || text.parse().ok().filter(|number| *number != u32::MAX);
-        let number = named.or_else(given);
-        let number = number.ok_or_else(|| AccountError::Unknown(self, text.into()))?;
+        let given = text.parse().ok().filter(|number| *number != u32::MAX);
+        let number = match (self.named(text), given) {
+            (Ok(Some(number)), _) | (_, Some(number)) => number,
+            (Ok(None), None) => return Err(AccountError::Unknown(self, text.into())),
+            (Err(error), None) => return Err(AccountError::System(self, text.into(), error)),
+        };
         match self.is_one(number) {
             true => Ok(number),
             false => Err(AccountError::Nobodys(self, text.into())),

@@ -105,8 +105,9 @@ impl Connection {
         } else if is_duplicate && self.repeats > 0 {
             self.repeats -= 1;
         } else if is_duplicate && !self.agreed.sack && self.duplicates < u8::MAX {
-            self.duplicates += 1;
-            news.duplicate = true;
+            // What was sent before a timeout may arrive behind it, and says nothing of what was sent since.
+            news.duplicate = !self.recovery.as_ref().is_some_and(|it| it.awaits_first());
+            self.duplicates += u8::from(news.duplicate);
             // Something has arrived, one does not know what (RFC 9937 6.1).
             news.delivered += u64::from(self.mss()).min(self.queue.flying());
         }
@@ -259,7 +260,7 @@ impl Connection {
         if repaired && self.recovery.is_none() {
             // A loss that the probe has repaired is a loss.
             self.owed.cwr = self.agreed.ecn;
-            self.reduce_again();
+            self.reduce_again(self.congestion.cwnd);
         }
         if resolved {
             self.rack.probe_end = 0;
@@ -340,7 +341,8 @@ impl Connection {
         let head = self.queue.sent()[0];
         if (partial || news.duplicate && (third || again)) && head.fate == Fate::Flying {
             if again {
-                self.reduce_again();
+                // In slow start the window is no measure of the path.
+                self.reduce_again(self.congestion.cwnd.max(self.congestion.ssthresh));
             }
             self.queue.set_fate(0, Fate::Lost);
             return u64::from(head.len);
@@ -349,9 +351,9 @@ impl Connection {
     }
 
     /// A loss besides those of an episode is another sign of congestion (RFC 5681 4.3).
-    fn reduce_again(&mut self) {
+    fn reduce_again(&mut self, window: u64) {
         let mss = u64::from(self.mss());
-        self.congestion.reduce(self.congestion.cwnd, mss);
+        self.congestion.reduce(window, mss);
         self.congestion.cwnd = self.congestion.cwnd.min(self.congestion.ssthresh);
     }
 

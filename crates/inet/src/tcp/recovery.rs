@@ -78,6 +78,11 @@ impl Recovery {
         }
     }
 
+    /// Whether nothing has been acknowledged since a timeout.
+    pub(crate) fn awaits_first(&self) -> bool {
+        self.cause == Cause::Timeout && self.undecided
+    }
+
     /// A mark within it: the window is reduced once for all (RFC 3168 6.1.2), but then that stays, whatever
     /// else it was for.
     pub(crate) fn note_mark(&mut self, marked: bool) {
