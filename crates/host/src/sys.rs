@@ -12,6 +12,7 @@ use std::path::Path;
 
 use libc::{c_int, c_void, socklen_t};
 
+pub(crate) use self::apart::spawn_apart;
 #[cfg(test)]
 pub(crate) use self::wait::is_readable;
 pub(crate) use self::wait::{
@@ -21,6 +22,7 @@ pub(crate) use self::wait::{
 
 use crate::fork;
 
+mod apart;
 mod wait;
 
 /// The lowest number that a descriptor of ours may have.

@@ -120,6 +120,22 @@ pub(crate) fn peer_groups(fd: &OwnedFd) -> io::Result<Vec<libc::gid_t>> {
     }
 }
 
+/// Whether something that was sent lies there unread. Who closes its end has nothing unread, but who shuts it
+/// down has.
+pub(crate) fn has_unread(fd: &OwnedFd) -> bool {
+    let mut len: c_int = 0;
+    // Also called SIOCOUTQ.
+    // SAFETY: the kernel writes an integer to a live variable.
+    let asked = check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut len) });
+    asked.is_ok() && len > 0
+}
+
+/// Lets the other end know that nothing more comes and nothing more is read. What lies there it can read.
+pub(crate) fn shut_down(fd: &OwnedFd) {
+    // SAFETY: takes integers only.
+    unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) };
+}
+
 /// Sends one message with descriptors. Never waits; a message is sent whole or not at all.
 pub(crate) fn send(fd: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
     assert!(fds.len() <= MAX_FDS, "a message carries few descriptors");

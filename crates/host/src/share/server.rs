@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use quipu_mem::Segment;
 use quipu_nic::ChannelId;
 
-use self::callers::{Caller, Closed, Greeted};
+use self::callers::{Caller, Closed, Greeted, Unread};
 use super::calls::write_info;
 use super::claim::Common;
 use super::folders::{own_place, own_places};
@@ -144,6 +144,7 @@ impl Sharer {
             leaving: Vec::new(),
             callers: Vec::new(),
             greeted: Vec::new(),
+            unread: Vec::new(),
             closed: Closed::default(),
             acceptor,
             next: 0,
@@ -256,6 +257,7 @@ struct Server {
     /// The oldest first.
     callers: Vec<Caller>,
     greeted: Vec<Greeted>,
+    unread: Vec<Unread>,
     closed: Closed,
     acceptor: Acceptor,
     /// The number of the next caller.

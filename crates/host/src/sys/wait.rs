@@ -22,6 +22,11 @@ impl EventFd {
         with_more_descriptors(|| adopt(unsafe { libc::eventfd(0, flags) })).map(Self)
     }
 
+    /// A counter by another of its descriptors.
+    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
     /// Adds 1: whoever waits wakes up.
     pub(crate) fn set(&self) {
         let _hold = Hold::new();

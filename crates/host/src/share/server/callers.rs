@@ -17,7 +17,7 @@ use super::{
 use crate::link::segment::{self, Writers};
 use crate::link::socket::{self as unix, MAX_MESSAGE};
 use crate::net::listener::Accepted;
-use crate::sys;
+use crate::sys::{self, EventFd};
 
 /// A program that has called, and not yet said what it wants.
 pub(super) struct Caller {
@@ -35,6 +35,13 @@ pub(super) struct Greeted {
     /// Until it says that it has mapped it.
     file: Option<OwnedFd>,
     since: Instant,
+}
+
+/// A program that was let go and has not read what it was given. As long as the descriptors lie there, the
+/// kernel charges them to the user who shares, of whom it takes no more than a number: so it keeps its place.
+pub(super) struct Unread {
+    user: u32,
+    socket: Arc<OwnedFd>,
 }
 
 /// Programs whose memory is closed by now, or cannot be.
@@ -125,7 +132,7 @@ impl Server {
     }
 
     /// How many bytes a program wants that is to attach; or why it cannot.
-    fn wanted(&self, hello: &[u8], who: Identity) -> Result<u64, Refusal> {
+    fn wanted(&mut self, hello: &[u8], who: Identity) -> Result<u64, Refusal> {
         let user = who.user;
         if !who.admitted {
             let why = format!("its user, {user}, is none whom the adapter is shared with");
@@ -139,13 +146,18 @@ impl Server {
             }
             _ => return Err("the program speaks another language".to_owned().into()),
         };
+        self.unread.retain(|it| unix::has_unread(&it.socket));
         let attached = || {
             let attached = self.tenants.iter().map(|(_, tenant)| tenant.user);
             attached.chain(self.greeted.iter().map(|greeted| greeted.tenant.user))
         };
-        let leaving = || self.leaving.iter().map(|leaving| leaving.user());
         // What those who leave still have is no room for others of their kind.
-        let of_all = attached().count() + if who.own { 0 } else { leaving().count() };
+        let leaving = || {
+            let leaving = self.leaving.iter().filter(|_| !who.own).map(Leaving::user);
+            let unread = self.unread.iter().map(|it| it.user);
+            leaving.chain(unread.filter(|it| !who.own || *it == user))
+        };
+        let of_all = attached().count() + leaving().count();
         let of_user = attached().chain(leaving()).filter(|it| *it == user).count();
         if has_place(who.own, of_user, of_all, MAX_TENANTS) {
             return Ok(wanted);
@@ -196,14 +208,17 @@ impl Server {
         self.epoll.remove(socket);
         let mut buffer = [0; MAX_MESSAGE];
         let said = sys::receive(socket, &mut buffer).unwrap_or(0);
-        let file = greeted.file.take().filter(|_| buffer[..said] == HELLO.to_ne_bytes());
-        let (closed, bell) = (Arc::clone(&self.closed), Arc::clone(&self.bell));
+        // What it has not read it has not mapped.
+        let mapped = buffer[..said] == HELLO.to_ne_bytes() && !unix::has_unread(socket);
+        let file = greeted.file.take().filter(|_| mapped);
+        let closed = Arc::clone(&self.closed);
         let close = |file: OwnedFd| {
-            let thread = std::thread::Builder::new().name("quipu-share-close".into());
-            thread.spawn(move || {
+            let bell = self.bell.fd().try_clone()?;
+            // If a program never lets it end, this process can be killed all the same.
+            sys::spawn_apart("quipu-share-close", [file, bell], move |[file, bell]| {
                 let outcome = segment::close(&file);
                 lock(&closed).push((number, outcome));
-                bell.set();
+                EventFd::from_fd(bell).set();
             })
         };
         if file.is_none_or(|file| close(file).is_err()) {
@@ -215,6 +230,11 @@ impl Server {
     fn dismiss(&mut self, index: usize) {
         let Greeted { tenant, .. } = self.greeted.remove(index);
         self.epoll.remove(&tenant.socket);
+        if unix::has_unread(&tenant.socket) {
+            unix::shut_down(&tenant.socket);
+            let socket = Arc::clone(&tenant.socket);
+            self.unread.push(Unread { user: tenant.user, socket });
+        }
         self.leaving.push(Leaving::new(tenant));
     }
 

@@ -1,5 +1,6 @@
 //! An adapter that is shared with other users; here all programs are of one. `quipu/tests/share` has others.
 
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::{PATIENCE, Shared};
@@ -38,15 +39,49 @@ fn it_lies_where_others_can_find_it_and_its_own_user_attaches_as_ever() {
     }
 }
 
-/// A caller that has said how much memory it wants, and was given it.
-fn greeted(shared: &Shared) -> std::os::fd::OwnedFd {
+/// A caller that has said how much memory it wants, and was answered.
+fn answered(shared: &Shared) -> OwnedFd {
     let place = own_places(&shared.name).find(|place| place.exists()).unwrap();
     let socket = connect(&place).unwrap();
     let hello = Writer::default().word(HELLO).word(1u64 << 20);
     socket::send(&socket, &hello.bytes(), &[]).unwrap();
     assert!(sys::wait_readable_within(&socket, PATIENCE), "no answer");
+    socket
+}
+
+/// One that was given it.
+fn greeted(shared: &Shared) -> OwnedFd {
+    let socket = answered(shared);
     assert_eq!(socket::receive(&socket, &mut [0; MAX_MESSAGE]).unwrap().fds.len(), 2);
     socket
+}
+
+/// What lies there unread is charged to the user who shares, who could pass no descriptors any more.
+#[test]
+fn whoever_does_not_read_what_it_was_given_keeps_its_place() {
+    let (shared, elsewhere) = (Shared::new(), Shared::new());
+    // One says nonsense, and one that it has mapped what it has not read.
+    let mapped = HELLO.to_ne_bytes();
+    let all_said = [&b"nonsense"[..], &mapped].into_iter().cycle();
+    let mut kept = Vec::new();
+    for said in all_said.take(64) {
+        let socket = answered(&shared);
+        socket::send(&socket, said, &[]).unwrap();
+        kept.push(socket);
+    }
+    // To shut it down is not to have read it.
+    kept.iter().for_each(socket::shut_down);
+    let refused = || socket::receive(&answered(&shared), &mut [0; MAX_MESSAGE]).unwrap().fds;
+    assert!(refused().is_empty());
+    let why = shared.sharer.as_ref().unwrap().take_refusal().unwrap();
+    assert!(why.starts_with("it takes 64 programs"), "{why}");
+    // Who reads it is told that it was let go.
+    let last = kept.pop().unwrap();
+    assert_eq!(socket::receive(&last, &mut [0; MAX_MESSAGE]).unwrap().fds.len(), 2);
+    assert_eq!(sys::receive(&last, &mut [0; 8]).unwrap(), 0);
+    drop(greeted(&shared));
+    drop(kept);
+    shared.attach().talks_to(&elsewhere.attach(), elsewhere.address);
 }
 
 #[test]
