@@ -164,7 +164,7 @@ impl Server {
         }
         Err(match of_all {
             MAX_TENANTS.. => {
-                format!("it takes {MAX_TENANTS} programs at a time, and as many are attached")
+                format!("it takes {MAX_TENANTS} programs at a time, and all places are taken")
             }
             _ => format!(
                 "user {user} has {of_user} programs attached, and leaves as many places to others: \
