@@ -388,14 +388,11 @@ fn first(space: &Space, slice: &Slice, shared: &Shared) -> Result<Option<Measure
 
 /// What comes before that is measured.
 fn warm_up(end: &mut dyn End, slice: &Slice, shared: &Shared) -> Result<()> {
-    exchange(end, slice, slice.time() / QUARTERS)?;
-    let mut left = LONGEST_WARM_UP * QUARTERS;
-    while slice.figure.is_stream() && left > 0 {
-        if shared.received.load(Ordering::Relaxed) >= FRESH {
+    for _ in 0..=LONGEST_WARM_UP * QUARTERS {
+        exchange(end, slice, slice.time() / QUARTERS)?;
+        if !slice.figure.is_stream() || shared.received.load(Ordering::Relaxed) >= FRESH {
             break;
         }
-        exchange(end, slice, slice.time() / QUARTERS)?;
-        left -= 1;
     }
     Ok(())
 }
