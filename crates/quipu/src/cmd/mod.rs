@@ -15,6 +15,7 @@ mod failure;
 mod faults;
 mod libraries;
 mod looking;
+mod machine;
 mod nic;
 mod qpip;
 mod run;
@@ -67,6 +68,8 @@ enum Task {
     Qpip(qpip::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
+    /// Simulate whole hosts: processor, caches, buses and NICs under the project's own TCP.
+    Machine(machine::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
     /// Print the completion script for a shell.
@@ -101,6 +104,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Nic(options) => nic::run(&options),
         Task::Qpip(options) => qpip::run(&options),
         Task::Sim(options) => sim::run(&options),
+        Task::Machine(options) => machine::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),
         Task::ManPages(options) => completion::man_pages(&options, Cli::command()),
