@@ -24,7 +24,7 @@ fn read_messages(bytes: &[u8], step: usize) {
     let mut buffer = MessageBuffer::default();
     for piece in bytes.chunks(step) {
         buffer.push(piece);
-        while let Ok(Some(message)) = buffer.next() {
+        while let Ok(Some(message)) = buffer.next_message() {
             let bytes = message.emit();
             assert_eq!(Message::parse(&bytes[4..]).as_ref(), Ok(&message));
         }

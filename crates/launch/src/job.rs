@@ -36,7 +36,7 @@ pub enum Launcher {
 enum Link {
     Alone(Vec<(String, Vec<u8>)>),
     Pmi(Client),
-    Pmix(Pmix),
+    Pmix(Box<Pmix>),
 }
 
 /// The job of this process: its rank, the number of ranks, and a space of values that all share.
@@ -92,7 +92,7 @@ impl Job {
             Launcher::Pmix => {
                 let pmix = Pmix::start()?;
                 let (rank, size) = pmix.place();
-                Ok(Self { rank, size, launcher, link: Mutex::new(Link::Pmix(pmix)) })
+                Ok(Self { rank, size, launcher, link: Mutex::new(Link::Pmix(Box::new(pmix))) })
             }
         }
     }
@@ -138,8 +138,8 @@ impl Job {
         self.launcher
     }
 
-    /// Puts a value under a key, for all ranks to [`get`](Self::get) after the next [`fence`](Self::fence). A key
-    /// is at most 32 letters, digits, `-` or `.`, and put once; a value has at most 64 KB.
+    /// Puts a value under a key, for all ranks to [`get`](Self::get) after the next
+    /// [`fence`](Self::fence). A key is at most 32 letters, digits, `-` or `.`, and put once; a value has at most 64 KB.
     ///
     /// # Errors
     /// If key or value are not so, or the launcher fails.

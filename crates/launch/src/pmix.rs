@@ -140,8 +140,8 @@ impl Pmix {
         let mut pmix = Self { functions, me, size: 0 };
         let whole_job = Proc { rank: RANK_WILDCARD, ..pmix.me.clone() };
         let size = pmix.get_value(&whole_job, c"pmix.job.size", |value| {
-            // SAFETY: the kind says which member of the union is valid.
-            (value.kind == TYPE_UINT32).then(|| unsafe { value.data.uint32 })
+            // SAFETY: PMIx has written all of the union; any 4 bytes are a number.
+            (value.kind == TYPE_UINT32).then_some(unsafe { value.data.uint32 })
         })?;
         pmix.size =
             size.ok_or(LaunchError::Pmix { call: "PMIx_Get(pmix.job.size)", status: -1 })?;

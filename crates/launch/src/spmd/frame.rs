@@ -203,7 +203,7 @@ impl MessageBuffer {
     ///
     /// # Errors
     /// If the bytes are no message: then the stream cannot be read any further.
-    pub fn next(&mut self) -> Result<Option<Message>, FrameError> {
+    pub fn next_message(&mut self) -> Result<Option<Message>, FrameError> {
         let Some(len) = self.0.first_chunk::<4>() else { return Ok(None) };
         let len = u32::from_le_bytes(*len) as usize;
         if len > MAX_MESSAGE {
@@ -247,7 +247,7 @@ mod tests {
             let (mut buffer, mut got) = (MessageBuffer::default(), Vec::new());
             for piece in bytes.chunks(step) {
                 buffer.push(piece);
-                while let Some(message) = buffer.next().unwrap() {
+                while let Some(message) = buffer.next_message().unwrap() {
                     got.push(message);
                 }
             }
@@ -267,7 +267,7 @@ mod tests {
         }
         let mut buffer = MessageBuffer::default();
         buffer.push(&[255; 8]);
-        assert_eq!(buffer.next(), Err(FrameError::TooLong));
+        assert_eq!(buffer.next_message(), Err(FrameError::TooLong));
         assert_eq!(Message::parse(&[9, 0, 0, 0, 0]), Err(FrameError::Malformed(9)));
     }
 }

@@ -138,7 +138,7 @@ impl Remote {
                 return self.handle(&[], events);
             }
         };
-        while let Some(message) = messages.next().map_err(|error| error.to_string())? {
+        while let Some(message) = messages.next_message().map_err(|error| error.to_string())? {
             let theirs = match &message {
                 Message::Pmi { rank, .. }
                 | Message::Output { rank, .. }
@@ -247,7 +247,7 @@ fn receive(
             Err(error) => return Err(error),
         }
     }
-    while let Some(message) = buffer.next().map_err(io::Error::other)? {
+    while let Some(message) = buffer.next_message().map_err(io::Error::other)? {
         match (message, &mut *node) {
             (Message::Start(start), None) => *node = Some(Node::start(&start, false, events)),
             (Message::Pmi { rank, bytes }, Some(node)) => node.send(rank, &bytes),

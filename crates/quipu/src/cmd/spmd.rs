@@ -70,9 +70,9 @@ Messages, and those of MPICH. The same program may also be started by mpirun, mp
 (docs/launch). On other hosts the program, the quipu command and the working directory have the same
 paths as here. Rank 0 reads standard input if it runs here.
 
-The job ends with the last rank. If one is killed or ends with another exit code than 0, the others get
-SIGTERM, and SIGKILL two seconds later, and a message says which rank it was and why. Ctrl-C, SIGTERM
-and SIGHUP do the same; a second Ctrl-C kills at once. No rank outlives the command.
+The job ends with the last rank. If one is killed or ends with another exit code than 0, the others
+get SIGTERM, and SIGKILL two seconds later, and a message says which rank it was and why. Ctrl-C,
+SIGTERM and SIGHUP do the same; a second Ctrl-C kills at once. No rank outlives the command.
 
 Exit codes: 0 all ranks have; otherwise that of the first rank that failed, 128 + the number of the
 signal that killed it; 1 a host was lost, 125 quipu cannot start the job, 126 and 127 the program
