@@ -1,7 +1,7 @@
 //! Long runs beyond the gate: seeds of the simulator that nobody has tried yet.
 //!
-//! The first seed follows from the commit, so that each commit tries others, and is printed with the command that
-//! repeats the run. A soak goes on where it was interrupted as long as the commit is the same.
+//! The first seed follows from the commit, so that each commit tries others. It is printed with the command
+//! that repeats the run. A soak goes on where it was interrupted as long as the commit is the same.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
