@@ -138,8 +138,9 @@ impl Job {
         self.launcher
     }
 
-    /// Puts a value under a key, for all ranks to [`get`](Self::get) after the next
-    /// [`fence`](Self::fence). A key is at most 32 letters, digits, `-` or `.`, and put once; a value has at most 64 KB.
+    /// Puts a value under a key, for all ranks to [`get`](Self::get) after the next [`fence`](Self::fence).
+    ///
+    /// A key is at most 32 letters, digits, `-` or `.`, and put once; a value has at most 64 KB.
     ///
     /// # Errors
     /// If key or value are not so, or the launcher fails.
