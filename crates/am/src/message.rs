@@ -143,7 +143,8 @@ impl Message {
     #[must_use]
     pub fn parse(head: &[u8], len: usize) -> Option<(Self, usize)> {
         let fixed: &[u8; FIXED] = head.first_chunk()?;
-        let mut message = Self::new(Kind::from_bits(fixed[0] & 0xf)?, u16::from_le_bytes([fixed[4], fixed[5]]));
+        let mut message =
+            Self::new(Kind::from_bits(fixed[0] & 0xf)?, u16::from_le_bytes([fixed[4], fixed[5]]));
         message.category = Category::from_bits(fixed[0] >> 4 & 3)?;
         message.starved = fixed[0] & STARVED != 0;
         message.nargs = fixed[1];
@@ -186,7 +187,8 @@ mod tests {
 
     fn any_message() -> impl Strategy<Value = Message> {
         let kinds = prop::sample::select(vec![1u8, 2, 3, 4, 8, 9, 10, 11, 12, 13]);
-        let head = (kinds, 0u8..3, any::<bool>(), 0u8..=16, any::<u16>(), any::<u16>(), any::<i8>());
+        let head =
+            (kinds, 0u8..3, any::<bool>(), 0u8..=16, any::<u16>(), any::<u16>(), any::<i8>());
         let rest = (0u8..=10, any::<Option<u64>>(), any::<u64>(), any::<u64>(), any::<[i32; 16]>());
         (head, rest).prop_map(|((kind, category, starved, nargs, handler, id, credits), rest)| {
             let (status, tag, offset, len, mut args) = rest;

@@ -46,7 +46,12 @@ impl Records {
 
     /// Takes a place; none if all are taken.
     #[inline]
-    pub(crate) fn insert(&mut self, conn: ConnId, purpose: Purpose, message: &Message) -> Option<u16> {
+    pub(crate) fn insert(
+        &mut self,
+        conn: ConnId,
+        purpose: Purpose,
+        message: &Message,
+    ) -> Option<u16> {
         let id = self.free.pop()?;
         self.serial = self.serial.wrapping_add(1);
         let (serial, is_source_free, is_answered) = (self.serial, false, false);

@@ -71,7 +71,7 @@ pub use datagram::{DatagramAddress, DatagramQueuePair, Destination, ROUTE_HEADER
 pub use device::{Device, ProtectionDomain};
 pub use endpoint::{Endpoint, EndpointSyntaxError};
 pub use error::Error;
-pub use memory::{MemoryRegion, RemoteMemory};
+pub use memory::{MemoryRegion, RemoteMemory, VouchedRegion};
 pub use qp::{QueuePair, QueuePairBuilder};
 pub use quipu_host::connection::EventKind;
 pub use quipu_host::nic::{

@@ -125,7 +125,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) else {
             return self.give_up(id, Status::Unreachable);
         };
-        if initiator.index.is_none() || now >= initiator.give_up_at || initiator.retry_at.is_some() {
+        if initiator.index.is_none() || now >= initiator.give_up_at || initiator.retry_at.is_some()
+        {
             return self.give_up(id, Status::Unreachable);
         }
         let pause = FIRST_PAUSE_NS << initiator.attempts.min(10);

@@ -86,6 +86,12 @@ impl<H> Delivery<H> {
         &self.message.args[..usize::from(self.message.nargs)]
     }
 
+    /// Where the payload is.
+    #[must_use]
+    pub fn category(&self) -> Category {
+        self.message.category
+    }
+
     /// The index of the handler; of a message that came back, that of the handler it was for.
     #[must_use]
     pub fn handler_index(&self) -> u16 {
@@ -129,12 +135,7 @@ pub enum Replied<H> {
 impl<F: Fabric, H: Clone> Core<F, H> {
     /// Why an endpoint does not take a message; none if it does.
     #[inline]
-    pub(super) fn acceptance(
-        &self,
-        id: EndpointId,
-        tag: Tag,
-        message: &Message,
-    ) -> Option<Status> {
+    pub(super) fn acceptance(&self, id: EndpointId, tag: Tag, message: &Message) -> Option<Status> {
         let Some(endpoint) = self.endpoints.get(id) else { return Some(Status::BadEndpoint) };
         if !endpoint.tag.accepts(tag) {
             return Some(Status::BadTag);
@@ -354,9 +355,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.buffers.redeem();
         self.counters[endpoint.index() as usize].replies_sent += 1;
         match delivery.from {
-            From::Conn(conn) => {
-                Ok(self.reply_over(conn, out, message, delivery.message.starved))
-            }
+            From::Conn(conn) => Ok(self.reply_over(conn, out, message, delivery.message.starved)),
             From::Own | From::Nowhere => Ok(self.reply_to_own(endpoint, out, &message)),
         }
     }
@@ -379,7 +378,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 Replied::Done
             }
             Body::Medium(bytes) => {
-                let buffer = if self.fits_inline(&message) { None } else { self.buffers.take(conn) };
+                let buffer =
+                    if self.fits_inline(&message) { None } else { self.buffers.take(conn) };
                 if buffer.is_some()
                     && let Some(acceptor) = self.conns.get_mut(conn).and_then(Conn::acceptor)
                 {
@@ -428,13 +428,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     }
 
     /// The requester's segment has no room for a reply: it comes back, and the requester gets none.
-    fn reply_comes_back(
-        &mut self,
-        conn: ConnId,
-        message: &Message,
-        status: Status,
-        starved: bool,
-    ) {
+    fn reply_comes_back(&mut self, conn: ConnId, message: &Message, status: Status, starved: bool) {
         if let Some(known) = self.conns.get(conn) {
             let operation = Operation::Reply(message.category);
             let what = What::Returned { status, operation, to: known.peer };

@@ -9,7 +9,7 @@ mod request;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-pub use deliver::{Delivery, DeliveryKind, Payload, ReplyTicket, Replied};
+pub use deliver::{Delivery, DeliveryKind, Payload, Replied, ReplyTicket};
 pub use request::{Body, Outgoing, Sent, Ticket};
 
 use crate::conn::{Conn, ConnId, PeerSegment, Role};

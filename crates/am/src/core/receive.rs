@@ -78,12 +78,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Whether an engine would send this message, and so now, to the end that has accepted.
     #[inline]
-    fn for_acceptor(
-        &mut self,
-        id: ConnId,
-        message: &Message,
-        slot: Option<(u32, u32)>,
-    ) -> bool {
+    fn for_acceptor(&mut self, id: ConnId, message: &Message, slot: Option<(u32, u32)>) -> bool {
         let Some(conn) = self.conns.get_mut(id) else { return false };
         let endpoint = conn.endpoint;
         let Some(acceptor) = conn.acceptor() else { return false };
@@ -115,8 +110,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 let operation = Operation::Reply(message.category);
                 let to = self.conns.get(id).map(|conn| conn.peer);
                 if let Some(to) = to {
-                    let what =
-                        What::Returned { status: Status::ReplyRejected, operation, to };
+                    let what = What::Returned { status: Status::ReplyRejected, operation, to };
                     self.enqueue(Arrived { endpoint, what, message: *message, slot });
                 }
                 self.answer(id, Message::new(Kind::Ack, message.id), message.starved);
@@ -128,12 +122,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// The same, to the end that has connected.
     #[inline]
-    fn for_initiator(
-        &mut self,
-        id: ConnId,
-        message: &Message,
-        slot: Option<(u32, u32)>,
-    ) -> bool {
+    fn for_initiator(&mut self, id: ConnId, message: &Message, slot: Option<(u32, u32)>) -> bool {
         if slot.is_some() && message.kind != Kind::Reply {
             return false;
         }
@@ -170,9 +159,13 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             return true;
         }
         let expected = match message.kind {
-            Kind::Ack => !matches!(record.purpose, Purpose::Segment | Purpose::Program(Operation::Get)),
+            Kind::Ack => {
+                !matches!(record.purpose, Purpose::Segment | Purpose::Program(Operation::Get))
+            }
             Kind::Return => matches!(record.purpose, Purpose::Program(Operation::Request(_))),
-            Kind::SegmentInfo => record.purpose == Purpose::Segment && message.category == Category::Bulk,
+            Kind::SegmentInfo => {
+                record.purpose == Purpose::Segment && message.category == Category::Bulk
+            }
             _ => false,
         };
         if !expected {

@@ -54,7 +54,12 @@ pub struct Outgoing<'a> {
 
 impl Outgoing<'_> {
     #[inline]
-    pub(super) fn message(&self, kind: Kind, id: u16, max_medium: u32) -> Result<Message, CallError> {
+    pub(super) fn message(
+        &self,
+        kind: Kind,
+        id: u16,
+        max_medium: u32,
+    ) -> Result<Message, CallError> {
         let mut message = Message::new(kind, id);
         message.handler = self.handler;
         message.nargs = self.args.len() as u8;

@@ -207,7 +207,8 @@ impl Endpoint {
     ///
     /// As [`name`](Self::name).
     pub fn set_segment(&self, segment: Option<RemoteMemory>) -> Result<(), Error> {
-        let segment = segment.map(|RemoteMemory { addr, len, rkey }| Remote { addr, len, key: rkey.0 });
+        let segment =
+            segment.map(|RemoteMemory { addr, len, rkey }| Remote { addr, len, key: rkey.0 });
         Ok(self.shared().lock().core.set_segment(self.id, segment)?)
     }
 

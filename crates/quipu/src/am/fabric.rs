@@ -412,7 +412,9 @@ impl Fabric for HostFabric {
 
     fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool {
         let Some(qp) = self.queue_pair(conn) else { return false };
-        let Ok(sge) = self.buffers.sge(buffer as usize * self.sizes.slot, len) else { return false };
+        let Ok(sge) = self.buffers.sge(buffer as usize * self.sizes.slot, len) else {
+            return false;
+        };
         qp.post_send(&Request::send(&[sge]).id(notify)).is_ok()
     }
 

@@ -7,7 +7,7 @@ use quipu_am::{Body, CallError, Delivery, DeliveryKind, Outgoing, Payload, Repli
 
 use super::endpoint::Source;
 use super::port::Shared;
-use super::{Arg, Error, Name, Tag};
+use super::{Arg, Category, Error, Name, Tag};
 
 /// What runs when a message arrives.
 pub type Handler = Arc<dyn Fn(&mut Message<'_>) + Send + Sync>;
@@ -59,6 +59,13 @@ impl<'a> Message<'a> {
     #[inline]
     pub fn handler(&self) -> u16 {
         self.delivery.handler_index()
+    }
+
+    /// Where the payload is.
+    #[must_use]
+    #[inline]
+    pub fn category(&self) -> Category {
+        self.delivery.category()
     }
 
     /// The number of the endpoint whose handler runs, as its name has it.

@@ -219,12 +219,7 @@ impl Shared {
         slept
     }
 
-    fn sleep_as(
-        &self,
-        bundle: BundleId,
-        alone: bool,
-        most: Option<Duration>,
-    ) -> Result<(), Error> {
+    fn sleep_as(&self, bundle: BundleId, alone: bool, most: Option<Duration>) -> Result<(), Error> {
         let mut nap = most.unwrap_or(NAP).min(if alone { NAP } else { SHARED_NAP });
         let mut state = self.lock();
         self.queue.request_event(false)?;
