@@ -75,7 +75,8 @@ pub(crate) fn give<T>(out: *mut T, value: T) -> Outcome {
 /// Frees a bundle and its endpoints.
 pub(crate) fn free(raw: usize) -> Result<(), Errno> {
     let raw = raw as eb_t;
-    // SAFETY: the list of bundles holds live ones only, and the program says that it uses them no more.
+    // SAFETY: the list of bundles holds live ones only, and the program says that it uses them no
+    // more.
     let handle = unsafe { Handle::<Opaque, Private>::take(raw) }?;
     let endpoints =
         std::mem::take(&mut *handle.endpoints.lock().unwrap_or_else(PoisonError::into_inner));
@@ -160,8 +161,8 @@ entry! {
     }
 }
 
-/// Waits for a message that no wait has told of yet: one whose handler another call has run counts, too, since
-/// the program may have looked for what it does before that.
+/// Waits for a message that no wait has told of yet: one whose handler another call has run counts,
+/// too, since the program may have looked for what it does before that.
 pub(crate) fn wait(bundle: &Private) -> Outcome {
     let seen = bundle.seen.load(Ordering::Relaxed);
     bundle.bundle.wait(seen, None).or_code()?;

@@ -16,8 +16,8 @@ macro_rules! argument {
 /// Calls a function with leading arguments and these of the integers.
 macro_rules! call_with {
     ($address:expr, $args:expr, ($($lead:expr => $kind:ty),*), [$($place:literal)*]) => {{
-        // SAFETY: the program has set this function as the handler of messages of this kind, and sends such with
-        // as many arguments as it takes.
+        // SAFETY: the program has set this function as the handler of messages of this kind, and
+        // sends such with as many arguments as it takes.
         unsafe {
             let function: unsafe extern "C" fn($($kind,)* $(argument!($place)),*) =
                 std::mem::transmute($address);

@@ -23,7 +23,8 @@ pub type ep_t = *mut Opaque;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct en_t(pub(crate) [u8; Name::WIRE_LEN]);
 
-/// Segments that are longer, or begin at no memory, are looked at page by page when a message comes.
+/// Segments that are longer, or begin at no memory, are looked at page by page when a message
+/// comes.
 const PRESENT_MAX: usize = 64 << 20;
 
 /// An endpoint, and what the program has said of it.
@@ -61,7 +62,8 @@ pub(crate) unsafe fn endpoint<'a>(raw: ep_t) -> Outcome<&'a Private> {
 
 /// Frees an endpoint that no bundle knows any more.
 pub(crate) fn free(raw: usize) -> Result<(), Errno> {
-    // SAFETY: lists of endpoints hold live ones only, and the program says that it uses them no more.
+    // SAFETY: lists of endpoints hold live ones only, and the program says that it uses them no
+    // more.
     drop(unsafe { Handle::<Opaque, Private>::take(raw as ep_t) }?);
     Ok(())
 }
@@ -162,7 +164,8 @@ entry! {
             let own = endpoint.name().or_code()?;
             endpoint.set_handler(0, default_returned).or_code()?;
             let (bundle, segment) = (Mutex::new(eb as usize), Mutex::default());
-            let raw = Handle::create(Opaque::new(), Private { endpoint, key, bundle, segment });
+            let private = Private { endpoint, key, bundle, segment };
+            let raw = Handle::create(Opaque::new(), private);
             known.add(raw as usize);
             give(name, en_t(own.to_bytes()))?;
             give(out, raw)
@@ -206,7 +209,8 @@ entry! {
     /// `AM_GetTag`
     fn AM_GetTag(raw: ep_t, out: *mut u64) -> Code {
         // SAFETY: as above.
-        code(unsafe { endpoint(raw) }.and_then(|known| give(out, known.endpoint.tag().or_code()?.0)))
+        let tag = unsafe { endpoint(raw) }.and_then(|known| known.endpoint.tag().or_code());
+        code(tag.and_then(|tag| give(out, tag.0)))
     }
 
     /// `AM_SetSeg`
@@ -262,7 +266,10 @@ entry! {
         // SAFETY: as above.
         code(unsafe { endpoint(raw) }.and_then(|known| {
             // The numbers of handlers are bytes, so the table has the one size.
-            if (0..=256).contains(&count) { known.endpoint.set_handler_count(256).or_code() } else { Err(RESOURCE) }
+            if !(0..=256).contains(&count) {
+                return Err(RESOURCE);
+            }
+            known.endpoint.set_handler_count(256).or_code()
         }))
     }
 
@@ -354,9 +361,8 @@ entry! {
     /// `AM_SetExpectedResources`
     fn AM_SetExpectedResources(raw: ep_t, endpoints: c_int, outstanding: c_int) -> Code {
         // SAFETY: as above. Memory is shared by all peers here, so there is nothing to set aside.
-        code(unsafe { endpoint(raw) }.and_then(|_| {
-            if endpoints > 0 && outstanding > 0 { Ok(()) } else { Err(BAD_ARG) }
-        }))
+        let known = unsafe { endpoint(raw) };
+        code(if endpoints > 0 && outstanding > 0 { known.map(drop) } else { Err(BAD_ARG) })
     }
 
     /// `AMX_enEqual`, with both names by their addresses

@@ -1,8 +1,8 @@
 //! `libam.so.1`: Active Messages (AM-II) for C programs, in the words of AMUDP. The header is
 //! `include/amudp.h`, the manual page `man/am.7`.
 //!
-//! All of it is `quipu::am` on an adapter that the library opens for the process; this library checks pointers,
-//! and calls the functions of the program with as many arguments as a message has.
+//! All of it is `quipu::am` on an adapter that the library opens for the process; this library
+//! checks pointers, and calls the functions of the program with as many arguments as a message has.
 //!
 //! | module | holds |
 //! |---|---|

@@ -9,7 +9,7 @@ use quipu::am::{Arg, CallError, Error, MAX_ARGS, Message, Source};
 use quipu_cabi::entry;
 
 use crate::bundle::give;
-use crate::codes::{BAD_ARG, Code, IN_USE, NOT_INIT, OrCode, Outcome, RESOURCE, code, code_of};
+use crate::codes::{BAD_ARG, Code, IN_USE, NOT_INIT, OrCode, Outcome, RESOURCE, code};
 use crate::endpoint::{Private, en_t, endpoint, ep_t};
 use crate::process::{MAX_LONG, MAX_MEDIUM, is_initialised, length};
 
@@ -83,8 +83,8 @@ fn with_message<T>(
         }
     }
     let _back = Back(frame, frame.message.replace(std::ptr::null_mut()), PhantomData);
-    // SAFETY: `with` has a unique borrow of the message while its frame is in the list, and lends it to one call
-    // at a time: the address is null meanwhile.
+    // SAFETY: `with` has a unique borrow of the message while its frame is in the list, and lends
+    // it to one call at a time: the address is null meanwhile.
     run(unsafe { &mut *address })
 }
 
@@ -165,20 +165,24 @@ entry! {
 
     /// `AM_RequestIM`
     fn AMX_RequestI(
-        raw: ep_t, to: c_int, handler: u8, from: *const c_void, len: c_int, count: c_int, args: *const Arg,
+        raw: ep_t, to: c_int, handler: u8, from: *const c_void, len: c_int, count: c_int,
+        args: *const Arg,
     ) -> Code {
         // SAFETY: as above, and `len` bytes.
-        let (known, args, payload) = unsafe { (sender(raw), arguments(count, args), bytes(from, len)) };
+        let (known, args) = unsafe { (sender(raw), arguments(count, args)) };
+        // SAFETY: as above.
+        let payload = unsafe { bytes(from, len) };
         code((|| {
             let (known, (args, count), payload) = (known?, args?, payload?);
-            known.endpoint.request_medium(index(to)?, handler.into(), &args[..count], payload).or_code()
+            let (to, args) = (index(to)?, &args[..count]);
+            known.endpoint.request_medium(to, handler.into(), args, payload).or_code()
         })())
     }
 
     /// `AM_RequestXferM` and, if `is_async`, `AM_RequestXferAsyncM`
     fn AMX_RequestXfer(
-        raw: ep_t, to: c_int, offset: usize, handler: u8, from: *const c_void, len: c_int, is_async: c_int,
-        count: c_int, args: *const Arg,
+        raw: ep_t, to: c_int, offset: usize, handler: u8, from: *const c_void, len: c_int,
+        is_async: c_int, count: c_int, args: *const Arg,
     ) -> Code {
         // SAFETY: as above.
         let (known, args) = unsafe { (sender(raw), arguments(count, args)) };
@@ -206,13 +210,16 @@ entry! {
         // SAFETY: the program passes as many arguments as it says.
         let args = unsafe { arguments(count, args) };
         code(args.and_then(|(args, count)| {
-            with_message(token, RESOURCE, |message| message.reply(handler.into(), &args[..count]).or_code())
+            with_message(token, RESOURCE, |message| {
+                message.reply(handler.into(), &args[..count]).or_code()
+            })
         }))
     }
 
     /// `AM_ReplyIM`
     fn AMX_ReplyI(
-        token: *mut c_void, handler: u8, from: *const c_void, len: c_int, count: c_int, args: *const Arg,
+        token: *mut c_void, handler: u8, from: *const c_void, len: c_int, count: c_int,
+        args: *const Arg,
     ) -> Code {
         // SAFETY: as above, and `len` bytes.
         let (args, payload) = unsafe { (arguments(count, args), bytes(from, len)) };
@@ -226,8 +233,8 @@ entry! {
 
     /// `AM_ReplyXferM`
     fn AMX_ReplyXfer(
-        token: *mut c_void, offset: usize, handler: u8, from: *const c_void, len: c_int, count: c_int,
-        args: *const Arg,
+        token: *mut c_void, offset: usize, handler: u8, from: *const c_void, len: c_int,
+        count: c_int, args: *const Arg,
     ) -> Code {
         // SAFETY: as above.
         let args = unsafe { arguments(count, args) };
@@ -235,8 +242,8 @@ entry! {
             let (args, count) = args?;
             let source = source(endpoint_of(token)?, from, len)?;
             with_message(token, RESOURCE, |message| {
-                let sent = message.reply_bulk(handler.into(), &args[..count], source, offset as u64);
-                sent.map_err(|error| code_of(&error))
+                let args = &args[..count];
+                message.reply_bulk(handler.into(), args, source, offset as u64).or_code()
             })
         })())
     }

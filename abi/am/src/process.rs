@@ -73,8 +73,8 @@ fn open() -> Result<Opened, quipu::am::Error> {
     let device = Device::from_env()?;
     let port = Port::open(&device, Config::default())?;
     let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
-    // SAFETY: the memory is on demand: the adapter looks whether pages are there before it touches them, and
-    // touches only what the program names in a message as its source.
+    // SAFETY: the memory is on demand: the adapter looks whether pages are there before it touches
+    // them, and touches only what the program names in a message as its source.
     let all = unsafe { Vouched::new(LOWEST as usize, HIGHEST - LOWEST, LOWEST, access) };
     let memory = port.domain().register_vouched(all)?;
     Ok(Opened { pid: std::process::id(), port, memory })

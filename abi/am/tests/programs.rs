@@ -1,4 +1,5 @@
-//! C programs: they compile without a warning, and end with 0, which they do if their results are right.
+//! C programs: they compile without a warning, and end with 0, which they do if their results are
+//! right.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -174,11 +174,11 @@ pub enum Event {
     },
 }
 
-/// Queue pairs, as the engine sees them. All queue pairs share the receive slots. Posts of one connection are
-/// executed in order; what happens comes back as [`Event`]s.
+/// Queue pairs, as the engine sees them. All queue pairs share the receive slots. Posts of one
+/// connection are executed in order; what happens comes back as [`Event`]s.
 ///
-/// A post returns `false` if the connection is broken or full. Neither is normal: the engine gives such a
-/// connection up.
+/// A post returns `false` if the connection is broken or full. Neither is normal: the engine gives
+/// such a connection up.
 pub trait Fabric {
     /// Starts to connect.
     fn connect(&mut self, conn: ConnId, to: &Name, hello: &Hello);

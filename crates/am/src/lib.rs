@@ -1,8 +1,8 @@
 //! Active Messages (AM-II) on queue pairs: an engine that has no I/O of its own.
 //!
-//! This crate contains no networking code, no clock, no thread and no unsafe code. It decides what is posted to
-//! queue pairs (trait [`Fabric`]), and takes in what comes of that ([`Event`]). `quipu::am` puts it on the
-//! adapter of a process, and runs the handlers.
+//! This crate contains no networking code, no clock, no thread and no unsafe code. It decides what
+//! is posted to queue pairs (trait [`Fabric`]), and takes in what comes of that ([`Event`]).
+//! `quipu::am` puts it on the adapter of a process, and runs the handlers.
 //!
 //! | module | is |
 //! |---|---|
@@ -15,8 +15,9 @@
 //!
 //! # How processes find each other
 //!
-//! An endpoint has a [`Name`] of [`Name::WIRE_LEN`] opaque bytes. N processes that are to talk exchange these by
-//! any key-value space that can `put`, `get` and `fence`, such as that of a launcher:
+//! An endpoint has a [`Name`] of [`Name::WIRE_LEN`] opaque bytes. N processes that are to talk
+//! exchange these by any key-value space that can `put`, `get` and `fence`, such as that of a
+//! launcher:
 //!
 //! ```text
 //! put("am.RANK", endpoint.name().to_bytes());
@@ -31,13 +32,14 @@
 //!
 //! # Connections, credits and memory
 //!
-//! A translation that is used has one connection of a reliable queue pair: the end that has the translation
-//! sends requests over it, the other end sends answers. Each request gets exactly one answer: the program's
-//! reply, an acknowledgement, or the reason of a refusal. An answer returns the credit that the request used.
+//! A translation that is used has one connection of a reliable queue pair: the end that has the
+//! translation sends requests over it, the other end sends answers. Each request gets exactly one
+//! answer: the program's reply, an acknowledgement, or the reason of a refusal. An answer returns
+//! the credit that the request used.
 //!
-//! All queue pairs of a port take receives from one shared queue. Every message that may come has a receive
-//! there: one for each credit that a peer holds, one for the answer to each own request. A peer that is silent
-//! costs two receives and some hundred bytes, whatever the number of endpoints.
+//! All queue pairs of a port take receives from one shared queue. Every message that may come has a
+//! receive there: one for each credit that a peer holds, one for the answer to each own request. A
+//! peer that is silent costs two receives and some hundred bytes, whatever the number of endpoints.
 //!
 //! A request goes to its handler only when a buffer for the reply is free, so replies never wait.
 #![forbid(unsafe_code)]

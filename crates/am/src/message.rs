@@ -70,7 +70,8 @@ pub struct Message {
     pub handler: u16,
     /// Which request this is, or answers.
     pub id: u16,
-    /// Answers: credits that come in addition to the one that returns, or -1 if that stays away. Revocations: how many.
+    /// Answers: credits that come in addition to the one that returns, or -1 if that stays away.
+    /// Revocations: how many.
     pub credits: i8,
     /// Why something was refused.
     pub status: Option<Status>,
@@ -78,7 +79,8 @@ pub struct Message {
     pub tag: Option<Tag>,
     /// Bulk: where in the segment the payload lies. Segment information: the address.
     pub offset: u64,
-    /// Bulk: bytes of the payload. Segment information: bytes of the segment. Medium: filled in by the parser.
+    /// Bulk: bytes of the payload. Segment information: bytes of the segment. Medium: filled in by
+    /// the parser.
     pub len: u64,
     /// The arguments; segment information has the key in the first.
     pub args: [Arg; MAX_ARGS],
@@ -104,8 +106,8 @@ impl Message {
         }
     }
 
-    /// Writes everything but the payload; how many bytes that is. The payload of a medium message follows at
-    /// once, at a multiple of 8 bytes.
+    /// Writes everything but the payload; how many bytes that is. The payload of a medium message
+    /// follows at once, at a multiple of 8 bytes.
     #[inline]
     pub fn encode(&self, out: &mut [u8; MAX_HEAD]) -> usize {
         let tagged = if self.tag.is_some() { TAGGED } else { 0 };
@@ -137,8 +139,8 @@ impl Message {
         at
     }
 
-    /// Reads the head of a message of `len` bytes, of which `head` are the first; also where the payload
-    /// begins. None if it is not a message that [`encode`](Self::encode) writes.
+    /// Reads the head of a message of `len` bytes, of which `head` are the first; also where the
+    /// payload begins. None if it is not a message that [`encode`](Self::encode) writes.
     #[inline]
     #[must_use]
     pub fn parse(head: &[u8], len: usize) -> Option<(Self, usize)> {

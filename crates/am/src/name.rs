@@ -18,7 +18,8 @@ pub struct Name {
     pub port: SocketAddr,
     /// The number of the endpoint among those of the port.
     pub endpoint: u32,
-    /// Which life of the port: a process that takes the place of a dead one has another. 0 stands for any.
+    /// Which life of the port: a process that takes the place of a dead one has another. 0 stands
+    /// for any.
     pub incarnation: u64,
 }
 
@@ -26,7 +27,8 @@ impl Name {
     /// Bytes of [`to_bytes`](Self::to_bytes).
     pub const WIRE_LEN: usize = 32;
 
-    /// Address (16 bytes, IPv4 mapped), port, family (4 or 6), endpoint and incarnation, little-endian.
+    /// Address (16 bytes, IPv4 mapped), port, family (4 or 6), endpoint and incarnation,
+    /// little-endian.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::WIRE_LEN] {
         let mut out = [0; Self::WIRE_LEN];

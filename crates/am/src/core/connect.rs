@@ -164,7 +164,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.fabric.connect(id, &peer, &hello);
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do, if nothing happens before.
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do, if nothing happens
+    /// before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         let retry = (self.retrying > 0).then(|| {
@@ -178,7 +179,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         [retry.flatten(), look].into_iter().flatten().min()
     }
 
-    /// Ends a connection that cannot go on: what is under way comes back, and so will later requests.
+    /// Ends a connection that cannot go on: what is under way comes back, and so will later
+    /// requests.
     #[cold]
     pub(super) fn give_up(&mut self, id: ConnId, status: Status) {
         let Some(conn) = self.conns.get_mut(id) else { return };

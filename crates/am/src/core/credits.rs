@@ -6,18 +6,18 @@ use crate::fabric::Fabric;
 use crate::message::{Kind, Message};
 use crate::types::Config;
 
-/// Receive slots that may be in the hands of the engine at once: of handlers that run, and to be posted in one
-/// go.
+/// Receive slots that may be in the hands of the engine at once: of handlers that run, and to be
+/// posted in one go.
 const SLACK: u32 = 96;
 /// Slots are posted again in groups of so many.
 pub(super) const REPOST_GROUP: usize = 16;
 
 /// The receive slots of a port, and whom they are promised to.
 ///
-/// Each connection that was accepted has one credit for ever, so that no peer starves; the others are lent to
-/// those who want more. A credit stands for one receive slot. Own requests that are under way have a slot for
-/// their answer, and each connection one for control messages. So there is a slot for every message that may
-/// come, however many peers are silent.
+/// Each connection that was accepted has one credit for ever, so that no peer starves; the others
+/// are lent to those who want more. A credit stands for one receive slot. Own requests that are
+/// under way have a slot for their answer, and each connection one for control messages. So there
+/// is a slot for every message that may come, however many peers are silent.
 #[derive(Debug)]
 pub(super) struct Pool {
     /// Slots that do not depend on the number of connections.
@@ -51,8 +51,8 @@ impl Pool {
 
 /// Buffers for messages that are too long to be copied into the send queue.
 ///
-/// A reply must never wait. So a request is handed to its handler only while there is a buffer for the reply,
-/// and requests leave a quarter of the buffers alone.
+/// A reply must never wait. So a request is handed to its handler only while there is a buffer for
+/// the reply, and requests leave a quarter of the buffers alone.
 #[derive(Debug)]
 pub(super) struct Buffers {
     free: Vec<u32>,
@@ -119,8 +119,9 @@ impl Buffers {
 }
 
 impl<F: Fabric, H: Clone> Core<F, H> {
-    /// Answers a request, and changes the number of credits that the peer has: one that had to wait gets more
-    /// while there are any, and one that has more than its share gives one back while others wait.
+    /// Answers a request, and changes the number of credits that the peer has: one that had to wait
+    /// gets more while there are any, and one that has more than its share gives one back while
+    /// others wait.
     #[inline]
     pub(super) fn credit_for_answer(&mut self, conn: ConnId, starved: bool) -> i8 {
         let most = self.config.max_window;
@@ -149,7 +150,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         0
     }
 
-    /// Asks peers for credits that they have not used since the last call, while others wait for some.
+    /// Asks peers for credits that they have not used since the last call, while others wait for
+    /// some.
     pub(super) fn revoke_idle(&mut self) {
         if !self.pool.is_short {
             return;

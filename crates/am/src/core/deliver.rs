@@ -245,7 +245,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         Some(self.delivery(arrived, DeliveryKind::Reply, From::Conn(conn)))
     }
 
-    /// Tells the peer that its reply was refused. The request keeps its credit until the peer has heard of it.
+    /// Tells the peer that its reply was refused. The request keeps its credit until the peer has
+    /// heard of it.
     #[cold]
     fn refuse_reply(&mut self, conn: ConnId, reply: &Message, status: Status) {
         let Some(record) = self.records.of(reply.id, conn) else { return };
@@ -294,7 +295,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         }
     }
 
-    /// A message of an endpoint to itself. Requests mark the endpoint as running; replies are sent while it is.
+    /// A message of an endpoint to itself. Requests mark the endpoint as running; replies are sent
+    /// while it is.
     pub(super) fn own_delivery(
         &mut self,
         id: EndpointId,

@@ -27,8 +27,8 @@ const TABLE: usize = 256;
 
 /// A port: the endpoints of a process, their connections, and the memory that these share.
 ///
-/// `H` is what a handler is to the program; the engine keeps it and gives it out with each message. The caller
-/// runs handlers, outside of the engine:
+/// `H` is what a handler is to the program; the engine keeps it and gives it out with each message.
+/// The caller runs handlers, outside of the engine:
 ///
 /// 1. whatever the queue pairs and the connection manager report goes in by
 ///    [`handle_event`](Self::handle_event), the time by [`handle_timeout`](Self::handle_timeout);
@@ -62,8 +62,8 @@ pub struct Core<F, H> {
 }
 
 impl<F: Fabric, H: Clone> Core<F, H> {
-    /// An engine without endpoints, which peers reach at `port`. No two lives of a port have the same
-    /// `incarnation`, which is not 0.
+    /// An engine without endpoints, which peers reach at `port`. No two lives of a port have the
+    /// same `incarnation`, which is not 0.
     ///
     /// # Errors
     ///
@@ -161,8 +161,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         Ok(id)
     }
 
-    /// Frees an endpoint. Its connections end: requests of peers come back to them, and what was sent and is
-    /// not answered yet is forgotten.
+    /// Frees an endpoint. Its connections end: requests of peers come back to them, and what was
+    /// sent and is not answered yet is forgotten.
     ///
     /// # Errors
     ///
@@ -257,8 +257,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         Ok(self.endpoint(id)?.segment)
     }
 
-    /// Changes the segment. Peers learn of it with the next messages; what they write before goes to the old
-    /// one, which stays registered for as long as its owner keeps it so.
+    /// Changes the segment. Peers learn of it with the next messages; what they write before goes
+    /// to the old one, which stays registered for as long as its owner keeps it so.
     ///
     /// # Errors
     ///

@@ -55,7 +55,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let head = &mut head[..len.min(MAX_HEAD)];
         self.fabric.load(slot, 0, head);
         let parsed = Message::parse(head, len);
-        // A payload stays where it is until its handler has run; everything else is in the message now.
+        // A payload stays where it is until its handler has run; everything else is in the message
+        // now.
         let payload = parsed.and_then(|(message, at)| {
             (message.category == Category::Medium).then_some((slot, at as u32))
         });

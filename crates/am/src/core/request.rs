@@ -125,13 +125,13 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Sends a request to the peer at an index of the translation table.
     ///
-    /// A request that cannot be delivered comes back: [`next_delivery`](Self::next_delivery) gives it out as
-    /// [`Returned`](super::DeliveryKind::Returned).
+    /// A request that cannot be delivered comes back: [`next_delivery`](Self::next_delivery) gives
+    /// it out as [`Returned`](super::DeliveryKind::Returned).
     ///
     /// # Errors
     ///
-    /// [`CallError::WouldBlock`] if there is no credit, no room or no connection now: the caller polls, and
-    /// tries again. Otherwise the arguments are wrong.
+    /// [`CallError::WouldBlock`] if there is no credit, no room or no connection now: the caller
+    /// polls, and tries again. Otherwise the arguments are wrong.
     #[inline]
     pub fn request(
         &mut self,
@@ -328,7 +328,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.records.holds_source(ticket.id, ticket.serial)
     }
 
-    /// Reads `len` bytes at an offset of the peer's segment into the own one, then runs a handler here.
+    /// Reads `len` bytes at an offset of the peer's segment into the own one, then runs a handler
+    /// here.
     ///
     /// # Errors
     ///

@@ -63,8 +63,8 @@ impl Bundle {
         self.shared().poll(self.id)
     }
 
-    /// Messages that have come so far, whether their handlers have run or not. A program that is about to wait
-    /// reads it first: [`wait`](Self::wait) returns when there are more.
+    /// Messages that have come so far, whether their handlers have run or not. A program that is
+    /// about to wait reads it first: [`wait`](Self::wait) returns when there are more.
     ///
     /// # Errors
     ///
@@ -73,7 +73,8 @@ impl Bundle {
         Ok(self.shared().lock().core.arrivals(self.id)?)
     }
 
-    /// Waits until more than `seen` messages have come, or for `most`; whether they have. Runs no handlers.
+    /// Waits until more than `seen` messages have come, or for `most`; whether they have. Runs no
+    /// handlers.
     ///
     /// # Errors
     ///

@@ -10,7 +10,8 @@ use super::{Arg, Bundle, Counters, Error, Name, Tag};
 use crate::memory::RemoteMemory;
 use quipu_host::nic::{Key, Sge};
 
-/// Memory that a bulk message sends: registered in the domain of the port, in one piece of any length.
+/// Memory that a bulk message sends: registered in the domain of the port, in one piece of any
+/// length.
 #[derive(Clone, Copy, Debug)]
 pub struct Source(pub(super) Local);
 
@@ -136,7 +137,8 @@ impl Endpoint {
         Ok(self.shared().lock().core.set_handler_count(self.id, count)?)
     }
 
-    /// Maps an index to a peer, whose endpoint must have the tag. Sends nothing: the peer need not exist yet.
+    /// Maps an index to a peer, whose endpoint must have the tag. Sends nothing: the peer need not
+    /// exist yet.
     ///
     /// # Errors
     ///
@@ -199,9 +201,9 @@ impl Endpoint {
         Ok(self.shared().lock().core.set_translation_count(self.id, count)?)
     }
 
-    /// Sets the segment, into which bulk messages to this endpoint are written. The memory is registered in the
-    /// domain of the port, with remote writes for messages and remote reads for gets, and stays so until the
-    /// segment is another.
+    /// Sets the segment, into which bulk messages to this endpoint are written. The memory is
+    /// registered in the domain of the port, with remote writes for messages and remote reads for
+    /// gets, and stays so until the segment is another.
     ///
     /// # Errors
     ///
@@ -243,8 +245,8 @@ impl Endpoint {
         Ok(self.shared().lock().core.move_endpoint(self.id, bundle.id())?)
     }
 
-    /// Sends a request: runs a handler at the peer that an index is mapped to. Waits for a credit, running
-    /// handlers meanwhile.
+    /// Sends a request: runs a handler at the peer that an index is mapped to. Waits for a credit,
+    /// running handlers meanwhile.
     ///
     /// # Errors
     ///
@@ -293,8 +295,8 @@ impl Endpoint {
         self.try_send(index, &Outgoing { handler, args, body: Body::Medium(payload) }).map(drop)
     }
 
-    /// Writes memory to an offset of the peer's segment, then runs a handler there. Returns when the memory may
-    /// change.
+    /// Writes memory to an offset of the peer's segment, then runs a handler there. Returns when
+    /// the memory may change.
     ///
     /// # Errors
     ///
@@ -318,8 +320,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// As [`request_bulk`](Self::request_bulk), but does not wait. The memory must not change before the reply
-    /// has come, or the message has come back.
+    /// As [`request_bulk`](Self::request_bulk), but does not wait. The memory must not change
+    /// before the reply has come, or the message has come back.
     ///
     /// # Errors
     ///
@@ -336,8 +338,8 @@ impl Endpoint {
         self.try_send(index, &Outgoing { handler, args, body }).map(drop)
     }
 
-    /// Reads `len` bytes from an offset of the peer's segment to an offset of the own one, then runs a handler
-    /// here. The peer's program does nothing.
+    /// Reads `len` bytes from an offset of the peer's segment to an offset of the own one, then
+    /// runs a handler here. The peer's program does nothing.
     ///
     /// # Errors
     ///

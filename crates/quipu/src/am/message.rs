@@ -97,7 +97,8 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// The endpoint that has sent it, or for which a message that came back was; none if that is gone.
+    /// The endpoint that has sent it, or for which a message that came back was; none if that is
+    /// gone.
     #[must_use]
     pub fn source(&self) -> Option<Name> {
         self.shared.lock().core.source(&self.delivery)
@@ -191,8 +192,8 @@ impl<'a> Message<'a> {
         self.reply_with(handler, args, Body::Medium(payload))
     }
 
-    /// Replies with memory, which is written to an offset of the requester's segment. Returns when the memory
-    /// may change.
+    /// Replies with memory, which is written to an offset of the requester's segment. Returns when
+    /// the memory may change.
     ///
     /// # Errors
     ///

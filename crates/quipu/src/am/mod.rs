@@ -1,5 +1,5 @@
-//! Active Messages: messages that name a function of the receiver, which runs there with the arguments that
-//! they carry (AM-II, Mainwaring and Culler 1995).
+//! Active Messages: messages that name a function of the receiver, which runs there with the
+//! arguments that they carry (AM-II, Mainwaring and Culler 1995).
 //!
 //! | item | is |
 //! |---|---|
@@ -9,10 +9,10 @@
 //! | [`Message`] | what a handler gets; it may reply to a request |
 //! | [`Name`] | what processes exchange to map each other's endpoints: 32 opaque bytes |
 //!
-//! A request runs a handler at the peer, whose reply runs a handler here. Handlers run in the thread that polls
-//! the bundle ([`Bundle::poll`]), or that waits in a call for a credit. A handler may reply, and sends nothing
-//! else. A request that cannot be delivered comes back: handler 0 of its sender runs, and
-//! [`Message::kind`] says why.
+//! A request runs a handler at the peer, whose reply runs a handler here. Handlers run in the
+//! thread that polls the bundle ([`Bundle::poll`]), or that waits in a call for a credit. A handler
+//! may reply, and sends nothing else. A request that cannot be delivered comes back: handler 0 of
+//! its sender runs, and [`Message::kind`] says why.
 //!
 //! ```
 //! use std::sync::Arc;

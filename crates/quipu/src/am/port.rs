@@ -52,8 +52,8 @@ pub(super) struct Shared {
     sleepers: AtomicU32,
 }
 
-/// The endpoints of a process, and what they share: one completion queue, one receive queue, and a bounded
-/// amount of memory, however many peers there are.
+/// The endpoints of a process, and what they share: one completion queue, one receive queue, and a
+/// bounded amount of memory, however many peers there are.
 ///
 /// Clones are the same port. It lives until the last bundle and endpoint of it is gone.
 #[derive(Clone)]
@@ -94,8 +94,8 @@ impl Port {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Takes connections at another TCP port, too: 0 picks one. Names with that port reach the endpoints of
-    /// this one.
+    /// Takes connections at another TCP port, too: 0 picks one. Names with that port reach the
+    /// endpoints of this one.
     ///
     /// # Errors
     ///
