@@ -3,7 +3,8 @@
 use rand_core::RngCore;
 use rand_pcg::Pcg64;
 
-/// A stream of chance. Each purpose has a stream of its own, so that one more draw here changes nothing there.
+/// A stream of chance. Each purpose has a stream of its own, so that one more draw of one purpose changes
+/// nothing for the others.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(Pcg64);
 

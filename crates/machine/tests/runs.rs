@@ -58,7 +58,7 @@ fn every_workload_runs_on_every_nic() {
         &["nic.kind=descriptor", "nic.attach=cache"],
         &["nic.kind=sinic"],
         &["nic.kind=vsinic", "nic.virtual_count=64", "nic.zero_copy=true"],
-        &["nic.kind=fifo", "nic.rx_fifo=8MB"],
+        &["nic.kind=fifo", "nic.rx_fifo=8MB", "os.rounds=1", "os.budget=8"],
     ];
     for kind in kinds {
         let kind_setting = format!("workload.kind={kind}");

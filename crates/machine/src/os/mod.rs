@@ -1,7 +1,7 @@
 //! The operating system: sockets, softirq, timers, and the paths that packets take through it.
 //!
-//! The TCP is the project's own ([`quipu_inet::tcp`]); what it does costs what the cost table says, and touches
-//! the memory that a kernel would touch.
+//! The TCP is the project's own ([`quipu_inet::tcp`]). What it does costs what the cost table says, and it
+//! touches the memory that a kernel would touch.
 
 mod receive;
 mod socket;

@@ -110,8 +110,8 @@ fn config(plan: &Plan) -> Arc<Config> {
 }
 
 impl Socket {
-    /// The end of connection `conn` on a host: `ends` are the hosts, this one first. The passive end waits for
-    /// the other.
+    /// The end of connection `conn` on a host: `ends` are the hosts, this one first. The passive end waits
+    /// for the other.
     pub(crate) fn new(
         plan: &Plan,
         heap: &mut Heap,

@@ -63,8 +63,8 @@ pub struct Plan {
 pub struct RunPlan {
     /// Time before anything is counted.
     pub warmup: Span,
-    /// How much slower the machine's software is before anything is counted. M5 warmed up with a simpler, slower
-    /// processor; queues that it left full may stay full.
+    /// How much slower the machine's software is before anything is counted. M5 warmed up with a simpler,
+    /// slower processor; queues that it left full may stay full.
     pub warmup_slowdown: u32,
     /// Time that is counted.
     pub sample: Span,

@@ -29,19 +29,15 @@ fn colour(category: Category) -> &'static str {
     }
 }
 
+/// The parts of a bar, from below: heights and colours.
+type Parts = Vec<(f64, &'static str)>;
+
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 /// One panel: axis, title, and the bars that `parts` gives for each run as heights with colours.
-fn panel(
-    text: &mut String,
-    top: f64,
-    width: f64,
-    title: &str,
-    most: f64,
-    bars: &[(String, Vec<(f64, &str)>)],
-) {
+fn panel(text: &mut String, top: f64, width: f64, title: &str, most: f64, bars: &[Parts]) {
     let _ = writeln!(
         text,
         "<text x=\"{LEFT}\" y=\"{}\" font-weight=\"bold\">{title}</text>",
@@ -61,7 +57,7 @@ fn panel(
             y + 4.0
         );
     }
-    for (index, (_, parts)) in bars.iter().enumerate() {
+    for (index, parts) in bars.iter().enumerate() {
         let x = LEFT + GAP / 2.0 + index as f64 * (BAR + GAP);
         let mut y = top + PANEL;
         for (value, colour) in parts {
@@ -96,8 +92,8 @@ pub fn figure(title: &str, rows: &[(String, Report)]) -> String {
          font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
     );
     let _ = writeln!(text, "<text x=\"{LEFT}\" y=\"20\" font-size=\"15\">{}</text>", escape(title));
-    let bars = |parts: &dyn Fn(&Report) -> Vec<(f64, &'static str)>| -> Vec<(String, Vec<(f64, &'static str)>)> {
-        rows.iter().map(|(name, report)| (name.clone(), parts(report))).collect()
+    let bars = |parts: &dyn Fn(&Report) -> Parts| -> Vec<Parts> {
+        rows.iter().map(|(_, report)| parts(report)).collect()
     };
     let most = |of: &dyn Fn(&Report) -> f64| {
         rows.iter().map(|(_, report)| of(report)).fold(0.0, f64::max).max(0.1).ceil()
