@@ -1,6 +1,7 @@
 //! A port that nobody listens on may have a listener a moment later: programs close one and open the
 //! next in the middle of what they do, as perftest does, and adapters of metal are slow enough for that
-//! not to show. So a refusal by TCP counts only if it lasts.
+//! not to show. So a refusal by TCP counts only if it lasts. To plain iWARP adapters, a refusal counts at once,
+//! as with hardware and Linux siw.
 //!
 //! A plain iWARP adapter may know MPA revision 1 only (RFC 5044), and refuse, close or misunderstand a
 //! request of revision 2 (RFC 6581). It is asked once more, by revision 1.
@@ -35,11 +36,11 @@ pub(crate) struct Again {
 impl Cm {
     /// Nobody listens where an identifier wanted to connect to.
     pub(crate) fn refused(&mut self, now: u64, key: IdKey, stream: Stream) {
+        if self.is_plain(key) {
+            return self.fail(key, EventKind::Rejected, -errno::CONNREFUSED);
+        }
         if !self.pause(now, key) {
-            // Only InfiniBand numbers the reasons.
-            let none = i32::from(reason::INVALID_SERVICE_ID);
-            let status = if self.is_plain(key) { -errno::CONNREFUSED } else { none };
-            return self.fail(key, EventKind::Rejected, status);
+            return self.fail(key, EventKind::Rejected, reason::INVALID_SERVICE_ID.into());
         }
         if let Some(id) = self.ids.get_mut(key) {
             id.again.stream = Some(Box::new(stream));

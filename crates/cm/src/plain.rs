@@ -202,12 +202,26 @@ impl Cm {
         self.tell_data(key, EventKind::Established, 0, data, peer);
     }
 
-    /// It is over, or the adapter could not take it.
+    /// The adapter could not take the stream of [`Action::HandOver`].
+    pub fn handle_not_taken(&mut self, key: IdKey) {
+        let state = self.ids.get(key).map(|id| &id.state);
+        if matches!(state, Some(State::Connecting | State::Accepted)) {
+            self.fail(key, EventKind::ConnectError, -errno::CONNRESET);
+        }
+    }
+
+    /// The connection that the adapter has, or was to make, is over. A client of plain iWARP that leaves
+    /// after this side's reply was connected: hardware reports the connection when it sends the reply, and
+    /// servers that go on after a client has left end at a connect error.
     pub fn handle_ended(&mut self, key: IdKey) {
         let Some(id) = self.ids.get_mut(key).filter(|id| id.protocol.is_of_adapter()) else {
             return;
         };
         match id.state {
+            State::Accepted if id.protocol == Protocol::Iwarp => {
+                self.handle_established(key);
+                self.handle_ended(key);
+            }
             State::Connecting | State::Accepted => {
                 self.fail(key, EventKind::ConnectError, -errno::CONNRESET);
             }

@@ -165,15 +165,32 @@ fn an_identifier_takes_its_stream_with_it() {
 }
 
 #[test]
-fn a_stream_that_the_adapter_does_not_want_or_loses_at_once_is_an_error() {
+fn a_stream_that_the_adapter_does_not_want_or_that_never_opens_is_an_error() {
     let mut world = World::new(Config::default());
     let given = world.accepted();
-    world.cm.handle_ended(given.id);
+    world.cm.handle_not_taken(given.id);
     assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+    world.cm.handle_not_taken(given.id);
+    world.cm.handle_ended(given.id);
+    assert_eq!(world.kinds(), []);
     let given = world.accepted();
     world.cm.handle_timeout(100 * SECOND);
     assert_eq!(world.kinds(), [(EventKind::Unreachable, -110)]);
     assert_eq!(world.actions(), [Action::End { id: given.id }]);
+}
+
+/// `rping -s -P` ends at a connect error, so one client that leaves early would end it for all.
+#[test]
+fn a_client_that_leaves_after_the_reply_was_connected() {
+    let mut world = World::new(Config::default());
+    let given = world.accepted();
+    world.cm.handle_ended(given.id);
+    let kinds = [(EventKind::Established, 0), (EventKind::Disconnected, 0)];
+    assert_eq!(world.kinds(), kinds);
+    world.cm.disconnect(SECOND, given.id).unwrap();
+    world.cm.destroy_id(given.id).unwrap();
+    assert_eq!(world.actions(), []);
+    assert_eq!(world.cm.load().deadlines, 0);
 }
 
 #[test]
@@ -215,21 +232,14 @@ fn replies_that_refuse_or_cannot_be_accepted() {
     assert_eq!(world.kinds(), [(EventKind::ConnectError, -71)]);
 }
 
-/// The same as where an adapter refuses. There is no message, and so no private data.
+/// The same as where an adapter refuses, and at once, as with hardware and siw. There is no message, and so
+/// no private data.
 #[test]
-fn a_port_that_nobody_listens_on_refuses() {
-    let (mut world, id, mut stream) = asking();
-    let event = loop {
-        world.cm.handle_lost(SECOND, stream, Loss::Refused);
-        if let Some(event) = world.cm.take_event(world.channel).unwrap() {
-            break event;
-        }
-        assert_eq!(world.actions(), [Action::Hold { id }]);
-        world.cm.handle_timeout(10 * SECOND);
-        let actions = world.actions();
-        let [Action::Connect { stream: next, .. }] = &actions[..] else { panic!("{actions:?}") };
-        stream = *next;
-    };
+fn a_port_that_nobody_listens_on_refuses_at_once() {
+    let (mut world, _, stream) = asking();
+    world.cm.handle_lost(SECOND, stream, Loss::Refused);
+    assert_eq!(world.actions(), []);
+    let event = world.event();
     assert_eq!((event.kind, event.status), (EventKind::Rejected, -111));
     assert_eq!(event.private_data.len(), 0);
 }
