@@ -14,7 +14,7 @@ use crate::types::{
 };
 use crate::{Clocked, Cm, errno};
 
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 /// How long a stranger may take to send its request.
 const REQUEST_NS: u64 = 10 * SECOND;
 /// How long a TCP connection may take to be made.

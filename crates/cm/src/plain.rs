@@ -148,7 +148,12 @@ impl Cm {
     /// The start-up of this side's request has ended; `rest` is what came behind the reply.
     pub(crate) fn answered_plain(&mut self, now: u64, key: IdKey, outcome: Outcome, rest: &[u8]) {
         match outcome {
-            Outcome::Established(negotiated) => self.hand_over(key, true, negotiated, rest),
+            Outcome::Established(negotiated) => {
+                if let Some(peer) = self.ids.get(key).and_then(|id| id.dst) {
+                    self.note_accepted(now, peer);
+                }
+                self.hand_over(key, true, negotiated, rest);
+            }
             Outcome::Rejected { revision: 0 | 1, .. } if self.ask_anew(now, key) => {}
             Outcome::Rejected { private_data, .. } => {
                 if let Some(id) = self.ids.get_mut(key) {

@@ -67,6 +67,12 @@ impl World {
 /// A stream that asks, with everything before its request done.
 fn asking() -> (World, IdKey, StreamKey) {
     let mut world = World::new(Config { asks_plain: true, ..Config::default() });
+    let (id, stream) = ask(&mut world);
+    (world, id, stream)
+}
+
+/// One more, of the same program to the same port.
+fn ask(world: &mut World) -> (IdKey, StreamKey) {
     let id = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();
     let own = Ok("10.0.0.1:888".parse().unwrap());
     world.cm.resolved(id, "10.0.0.9:4444".parse().unwrap(), own).unwrap();
@@ -82,7 +88,7 @@ fn asking() -> (World, IdKey, StreamKey) {
     let actions = world.actions();
     let [Action::Connect { stream, first, .. }] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(first[..], b"MPA ID Req Frame\x50\x02\0\x07\xc0\0\xc0\x03who"[..]);
-    (world, id, *stream)
+    (id, *stream)
 }
 
 #[test]
@@ -242,6 +248,32 @@ fn a_port_that_nobody_listens_on_refuses_at_once() {
     let event = world.event();
     assert_eq!((event.kind, event.status), (EventKind::Rejected, -111));
     assert_eq!(event.private_data.len(), 0);
+}
+
+/// perftest connects twice: its server closes the listener after the first connection, and opens the next one.
+#[test]
+fn a_port_that_has_accepted_a_connection_may_have_its_next_listener_soon() {
+    let (mut world, _, stream) = asking();
+    world.cm.handle_bytes(SECOND, stream, b"MPA ID Rep Frame\x50\x02\0\x04\x80\0\x80\0");
+    world.actions();
+    let (id, mut stream) = ask(&mut world);
+    let mut now = SECOND;
+    for _ in 1..10 {
+        world.cm.handle_lost(now, stream, Loss::Refused);
+        assert_eq!((world.kinds(), world.actions()), (vec![], vec![Action::Hold { id }]));
+        now = world.cm.poll_timeout().unwrap();
+        world.cm.handle_timeout(now);
+        let actions = world.actions();
+        let [Action::Connect { stream: next, .. }] = &actions[..] else { panic!("{actions:?}") };
+        stream = *next;
+    }
+    world.cm.handle_lost(now, stream, Loss::Refused);
+    assert_eq!(world.kinds(), [(EventKind::Rejected, -111)]);
+    assert!(now < 2 * SECOND, "half a second in all");
+    // Ten seconds after the first connection, it is a port like any other.
+    let (_, stream) = ask(&mut world);
+    world.cm.handle_lost(11 * SECOND, stream, Loss::Refused);
+    assert_eq!((world.kinds(), world.actions()), (vec![(EventKind::Rejected, -111)], vec![]));
 }
 
 /// An adapter that knows revision 1 only does not take a request of revision 2: it is asked once more, by
