@@ -16,6 +16,7 @@ mod faults;
 mod libraries;
 mod looking;
 mod nic;
+mod paper;
 mod qpip;
 mod run;
 mod sim;
@@ -69,6 +70,8 @@ enum Task {
     Sim(sim::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
+    /// Run the experiments of a paper, and show published values next to ours.
+    Paper(paper::Options),
     /// Print the completion script for a shell.
     Completion(completion::Options),
     /// Write the manual pages into a folder.
@@ -102,6 +105,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Qpip(options) => qpip::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Paper(options) => paper::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),
         Task::ManPages(options) => completion::man_pages(&options, Cli::command()),
     });
