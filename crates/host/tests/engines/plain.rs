@@ -20,7 +20,8 @@ pub(crate) const HELLO: [u8; 32] = [
     b'o', 0, 0, 0, 0, 0, 0, 0,
 ];
 /// A Write of no bytes, which opens a stream in peer-to-peer mode.
-pub(crate) const READY: [u8; 20] = [0x00, 0x0e, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+pub(crate) const READY: [u8; 20] =
+    [0x00, 0x0e, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 fn engine(cm_device: Device) -> Arc<Engine> {
     let address = Some("127.0.0.1".parse().unwrap());
