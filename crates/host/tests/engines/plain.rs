@@ -304,7 +304,7 @@ fn sent_bytes(stream: &[u8]) -> usize {
 }
 
 /// A program that is connected to a peer which the test plays, and the identifier of the connection.
-fn connected_to_a_peer() -> (Program, IdKey, TcpStream) {
+pub(crate) fn connected_to_a_peer() -> (Program, IdKey, TcpStream) {
     let client = Program::new(Device::QuipuIw0);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let id = client.connect(listener.local_addr().unwrap(), &client.param(b""));

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::plain::{HELLO, Program, READY, with_crc};
+use crate::plain::{HELLO, Program, READY, connected_to_a_peer, with_crc};
 use quipu_host::connection::EventKind;
 use quipu_host::{Config, Device, Engine};
 use quipu_nic::{SendOp, WcStatus};
@@ -17,15 +17,9 @@ const REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\0\x04\0\x04\0\x04";
 /// next segment arrives.
 #[test]
 fn a_client_repeats_its_ready_to_receive_message_to_a_silent_server() {
-    let client = Program::new(Device::QuipuIw0);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    client.connect(listener.local_addr().unwrap(), &client.param(b""));
-    let (mut peer, _) = listener.accept().unwrap();
-    peer.read_exact(&mut [0; 24]).unwrap();
-    peer.write_all(b"MPA ID Rep Frame\x50\x02\0\x04\x80\x03\x80\x04").unwrap();
-    client.expect(EventKind::Established);
+    let (_client, _, mut peer) = connected_to_a_peer();
     let mut ready = [0; 20];
-    for _ in 0..4 {
+    for _ in 0..3 {
         peer.read_exact(&mut ready).unwrap();
         assert_eq!(ready[..], with_crc(&READY)[..]);
     }
