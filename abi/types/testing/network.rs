@@ -1,5 +1,6 @@
 //! A network of its own for a program under test, so that no other program on the machine takes a port that
-//! the test has closed, or connects to one that it has opened. Included by path, since it belongs to no library.
+//! the test has closed, or connects to one that it has opened. Included by path, since it belongs to no
+//! library.
 
 use std::ffi::CString;
 use std::os::unix::process::CommandExt;

@@ -42,15 +42,17 @@ pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
     }
     for _ in 0..ATTEMPTS {
         let Ok(limit) = limit() else { break };
-        let soft = c_int::try_from(limit.rlim_cur).unwrap_or(FLOOR).max(LOWEST);
-        let moved = with_raised_limit(|| {
-            duplicate(&fd, FLOOR).or_else(|error| match soft < FLOOR {
-                true if fd.as_raw_fd() < soft => duplicate(&fd, soft),
-                _ => Err(error),
-            })
-        });
-        if moved.is_ok() {
-            return moved;
+        let raised_from = RAISED_FROM.load(Ordering::Acquire);
+        let soft = if raised_from > 0 { raised_from } else { limit.rlim_cur };
+        let soft = c_int::try_from(soft).unwrap_or(FLOOR).clamp(LOWEST, FLOOR);
+        // Where room is short, the numbers that the program cannot get are the next best.
+        let floors = [FLOOR, soft].into_iter().filter(|floor| limit.rlim_max > *floor as rlim_t);
+        let mut floors = floors.filter(|floor| *floor > fd.as_raw_fd()).peekable();
+        if floors.peek().is_none() {
+            break;
+        }
+        if let Some(moved) = with_raised_limit(|| floors.find_map(|low| duplicate(&fd, low).ok())) {
+            return Ok(moved);
         }
     }
     above_standard(fd)

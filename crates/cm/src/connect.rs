@@ -245,8 +245,8 @@ impl Cm {
         }
     }
 
-    /// Ends a connection, or agrees to its end. Where this side has said so before, or there is nothing to end
-    /// any more or yet, nothing comes of it, as with the kernel's.
+    /// Ends a connection, or agrees to its end. Where this side has said so before, or there is nothing to
+    /// end any more or yet, nothing comes of it, as with the kernel's.
     ///
     /// # Errors
     ///

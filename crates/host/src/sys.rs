@@ -39,7 +39,8 @@ pub(crate) fn check_len(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Takes ownership of a descriptor that a system call has just returned, and moves it out of the program's way.
+/// Takes ownership of a descriptor that a system call has just returned, and moves it out of the program's
+/// way.
 pub(crate) fn adopt(fd: c_int) -> io::Result<OwnedFd> {
     // SAFETY: the callers pass a descriptor that the kernel has just given them and nobody else
     // knows, as `from_raw_fd` asks.
@@ -58,6 +59,11 @@ pub(crate) fn adopt_socket(fd: c_int) -> io::Result<OwnedFd> {
 pub(crate) fn log(path: &Path) -> io::Result<File> {
     let name = quipu_cabi::per_process(path.as_os_str());
     move_file_up(File::options().create(true).append(true).open(name)?)
+}
+
+/// The text of a file, also where the program has as many descriptors as it may have.
+pub(crate) fn read_text(path: &str) -> io::Result<String> {
+    with_more_descriptors(|| std::fs::read_to_string(path))
 }
 
 /// The longest file that this process may make (`RLIMIT_FSIZE`), in bytes.

@@ -10,8 +10,8 @@ use super::wait::is_readable;
 use super::{above_standard, check, descriptor_limit, move_up, with_more_descriptors};
 
 /// The descriptor of a queue of events for a program: readable exactly while events are queued, never
-/// writable, and able to send SIGIO (`O_ASYNC`), as the files of the kernel's uverbs are. Each event wakes, so
-/// that a program hears of it that waits for edges (`EPOLLET`) and has left earlier ones in the queue.
+/// writable, and able to send SIGIO (`O_ASYNC`), as the files of the kernel's uverbs are. Each event wakes,
+/// so that a program that waits for edges (`EPOLLET`) hears of it even if earlier ones are still queued.
 ///
 /// It is the reading end of a pipe, in which there is a byte or more for what is queued.
 #[derive(Debug)]
