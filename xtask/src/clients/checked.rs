@@ -1,7 +1,7 @@
 //! Rows of programs under tools that look for errors, which must find those of the program and none of the
 //! library; and of the launcher where a system lacks what others have.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::process::{Ended, capture};
@@ -70,7 +70,7 @@ fn ended_with(ended: &Ended, code: i32, why: &str) -> Result<(), String> {
     if same && told { Ok(()) } else { Err(ended.text(&format!("not {code}"))) }
 }
 
-fn words(front: &[&str], program: &PathBuf, mode: &str) -> Vec<String> {
+fn words(front: &[&str], program: &Path, mode: &str) -> Vec<String> {
     let program = program.display().to_string();
     let all = front.iter().copied().chain([program.as_str(), mode]);
     all.filter(|word| !word.is_empty()).map(str::to_owned).collect()

@@ -105,8 +105,8 @@ fn preload(libraries: &Libraries, old: Option<OsString>) -> OsString {
 /// watches but the shim, which calls what comes next.
 const ASAN: &[u8] = b"verify_asan_link_order=0";
 
-/// Variables that name files with what such tools cannot know of the libraries; the option, the file, and what
-/// is between options. Of several files that are named to ThreadSanitizer, the last one counts.
+/// Variables that name files with what such tools cannot know of the libraries; the option, the file, and
+/// what is between options. Of several files that are named to ThreadSanitizer, the last one counts.
 const SUPPRESSIONS: [(&str, &str, &str, u8); 2] = [
     ("TSAN_OPTIONS", "suppressions=", "quipu-tsan.supp", b':'),
     ("VALGRIND_OPTS", "--suppressions=", "quipu-valgrind.supp", b' '),
