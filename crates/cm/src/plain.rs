@@ -240,17 +240,18 @@ impl Cm {
         }
     }
 
-    /// The program ends a connection. What the peer has ended is over.
+    /// The program ends a connection, also one that is not established yet. What the peer has ended is over.
     pub(crate) fn disconnect_plain(&mut self, now: u64, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         match id.state {
-            State::Established => {
+            State::Established | State::Accepted => {
                 id.state = State::Disconnecting;
                 self.actions.push_back(Action::End { id: key });
                 self.set_deadline(key, Some(now + DISCONNECT_NS));
                 Ok(())
             }
             State::Disconnecting | State::Disconnected | State::TimeWait => Ok(()),
+            _ if id.has_asked_or_was_asked() => Ok(()),
             _ => Err(CallError::WrongState),
         }
     }

@@ -9,7 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use quipu_host::{gives_no_rights, has_capabilities, may_execute};
+use quipu_host::{
+    effective_user_and_group, gives_no_rights, has_capabilities, may_execute,
+    may_gain_no_privileges,
+};
 
 use super::DeviceOptions;
 use super::capture::CaptureOptions;
@@ -234,16 +237,14 @@ struct Rights {
 
 impl Rights {
     fn of(file: &Path) -> Option<Self> {
-        // The user's own are seen from a file that belongs to this very process.
-        let (program, own) = (fs::metadata(file).ok()?, fs::metadata("/proc/self").ok()?);
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let program = fs::metadata(file).ok()?;
         Some(Self {
             mode: program.permissions().mode(),
             owner: (program.uid(), program.gid()),
-            own: (own.uid(), own.gid()),
+            own: effective_user_and_group(),
             capabilities: has_capabilities(file),
             nosuid: gives_no_rights(file),
-            no_new_privileges: status.lines().any(|line| line == "NoNewPrivs:\t1"),
+            no_new_privileges: may_gain_no_privileges(),
         })
     }
 
