@@ -12,8 +12,8 @@
 //! | [`Client`] | the client's end: negotiation, then requests to a server |
 //! | [`uri`] | NBD URIs, with schemes for the queue-pair transports |
 //!
-//! Source: the protocol description of the NBD project (`doc/proto.md`): fixed newstyle negotiation, structured
-//! replies, extended headers, metadata contexts with `base:allocation`.
+//! Source: the protocol description of the NBD project (`doc/proto.md`): fixed newstyle negotiation,
+//! structured replies, extended headers, metadata contexts with `base:allocation`.
 
 #![forbid(unsafe_code)]
 

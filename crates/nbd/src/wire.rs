@@ -353,8 +353,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Appends the header to `out`. A compact header cannot carry lengths of 4 GiB or more; they are cut to 32
-    /// bits, and callers do not make them.
+    /// Appends the header to `out`. A compact header has 32 bits for the length: callers make no longer
+    /// requests with it.
     pub fn encode(&self, extended: bool, out: &mut Vec<u8>) {
         let magic = if extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
         out.extend(magic.to_be_bytes());

@@ -210,7 +210,8 @@ impl Client {
         if empty { Err(ProtocolError::Reply { cookie, why }) } else { Ok(Some(extents)) }
     }
 
-    /// Tells the caller of a chunk. A last chunk with news is followed by [`Client::payload_done`], as data are.
+    /// Reports a chunk to the caller. After the last chunk of a reply comes [`Client::payload_done`], as
+    /// after data.
     fn deliver(
         &mut self,
         progress: Progress,

@@ -72,7 +72,7 @@ impl Server {
         true
     }
 
-    /// The extents from the request's offset on. Adjacent ones may be of the same kind; at least one is there.
+    /// The extents from the request's offset on, at least one. Adjacent ones may be of the same kind.
     ///
     /// # Errors
     ///

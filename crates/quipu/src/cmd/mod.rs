@@ -15,6 +15,7 @@ mod failure;
 mod faults;
 mod libraries;
 mod looking;
+mod nbd;
 mod nic;
 mod paper;
 mod qpip;
@@ -70,6 +71,8 @@ enum Task {
     Sim(sim::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
+    /// Network block devices: serve, describe and copy disks.
+    Nbd(nbd::Options),
     /// Run the experiments of a paper, and show published values next to ours.
     Paper(paper::Options),
     /// Print the completion script for a shell.
@@ -105,6 +108,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Qpip(options) => qpip::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Nbd(options) => nbd::run(&options),
         Task::Paper(options) => paper::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),
         Task::ManPages(options) => completion::man_pages(&options, Cli::command()),
