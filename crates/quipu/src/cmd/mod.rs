@@ -15,12 +15,17 @@ mod failure;
 mod faults;
 mod libraries;
 mod looking;
+<<<<<<< HEAD
 mod nbd;
+=======
+mod machine;
+>>>>>>> main
 mod nic;
 mod paper;
 mod qpip;
 mod run;
 mod sim;
+mod spmd;
 mod top;
 mod variables;
 
@@ -67,8 +72,12 @@ enum Task {
     Nic(nic::Options),
     /// Tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
     Qpip(qpip::Options),
+    /// Start the processes of a parallel program, here or on several hosts, and wait for them.
+    Spmd(spmd::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
+    /// Simulate whole hosts: processor, caches, buses and NICs under the project's own TCP.
+    Machine(machine::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
     /// Network block devices: serve, describe and copy disks.
@@ -106,7 +115,9 @@ pub(crate) fn main() -> ExitCode {
         Task::Top(options) => top::run(&options),
         Task::Nic(options) => nic::run(&options),
         Task::Qpip(options) => qpip::run(&options),
+        Task::Spmd(options) => spmd::run(&options),
         Task::Sim(options) => sim::run(&options),
+        Task::Machine(options) => machine::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Nbd(options) => nbd::run(&options),
         Task::Paper(options) => paper::run(&options),
