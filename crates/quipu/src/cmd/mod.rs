@@ -15,11 +15,8 @@ mod failure;
 mod faults;
 mod libraries;
 mod looking;
-<<<<<<< HEAD
-mod nbd;
-=======
 mod machine;
->>>>>>> main
+mod nbd;
 mod nic;
 mod paper;
 mod qpip;
