@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 #[path = "../../../abi/types/testing/needs.rs"]
+#[expect(dead_code, reason = "no test here needs the C compiler")]
 mod needs;
 
 /// A server that ends with the test.
