@@ -5,7 +5,9 @@
 
 use std::ptr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
 
 use libc::c_int;
 use quipu_sockets::direction::wish;
@@ -146,7 +148,8 @@ impl Conn {
         for flag in flags.into_iter().chain([&conn.is_quick_member, &conn.is_candidate]) {
             flag.store(false, Ordering::Relaxed);
         }
-        let numbers = [&conn.receiving, &conn.sending, &conn.messages_sent, &conn.messages_received];
+        let numbers =
+            [&conn.receiving, &conn.sending, &conn.messages_sent, &conn.messages_received];
         for number in numbers.into_iter().chain([&conn.unasked]) {
             number.store(0, Ordering::Relaxed);
         }

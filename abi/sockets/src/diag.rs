@@ -153,8 +153,8 @@ fn ask(socket: c_int, local: SocketAddr, remote: SocketAddr) -> Option<Other> {
     let size = size_of::<Reply>();
     let received = sys::call!(SYS_recvfrom, socket, &raw mut reply, size, libc::MSG_DONTWAIT, 0, 0);
     let is_reply = received == size as libc::c_long && reply.kind == SOCK_DIAG_BY_FAMILY;
-    let is_same = reply.id.source_port == id.source_port
-        && reply.id.destination_port == id.destination_port;
+    let is_same =
+        reply.id.source_port == id.source_port && reply.id.destination_port == id.destination_port;
     let cookie = u64::from(reply.id.cookie[1]) << 32 | u64::from(reply.id.cookie[0]);
     (is_reply && is_same).then_some(Other { cookie, user: reply.user })
 }

@@ -105,4 +105,3 @@ pub(crate) fn becomes_a_program() -> impl FnOnce() {
         }
     }
 }
-

@@ -16,7 +16,7 @@ use quipu_sockets::report::Reason;
 use crate::conn::{self, Conn, Mode, SendLock};
 use crate::diag::{self, Other};
 use crate::map::Map;
-use crate::meet::{self, Fd};
+use crate::meet::{self, Fd, Message};
 use crate::{process, report, send, sys};
 
 /// Time between two looks at rings while something is sent through them.
@@ -25,8 +25,8 @@ const TICK: Duration = Duration::from_millis(5);
 const QUICK_TICK: Duration = Duration::from_millis(1);
 /// Ticks without any activity after which the helper sleeps until it is woken.
 const IDLE_TICKS: u32 = 40;
-/// When the connecting process tries, in nanoseconds after the first time.
-const ATTEMPTS_NS: [u64; 9] = [0, 1, 3, 6, 15, 40, 100, 300, 1000];
+/// When the connecting process tries, in milliseconds after the first time.
+const ATTEMPTS_MS: [u64; 9] = [0, 1, 3, 6, 15, 40, 100, 300, 1000];
 /// For how long the listening process waits.
 const LISTENS_NS: u64 = 2_000_000_000;
 const MS: u64 = 1_000_000;
@@ -111,7 +111,19 @@ struct Meeting {
     other: Other,
     begun: u64,
     attempts: usize,
-    listener: Option<Fd>,
+    stage: Stage,
+}
+
+/// How far a meeting has come.
+enum Stage {
+    /// This process listens.
+    Listens(Fd),
+    /// This process has offered memory, and waits for the answer.
+    Offers(Fd, Option<Map>),
+    /// This process tries to connect.
+    Connects,
+    /// This process has connected, and waits for the offer.
+    Waits(Fd),
 }
 
 /// What became of a meeting.
@@ -144,7 +156,8 @@ fn run() {
         meetings.retain_mut(|meeting| !go_on(meeting));
         look_at_rings(&own);
         report.write(&own);
-        idle = if ACTIVE.swap(false, Ordering::SeqCst) || !meetings.is_empty() { 0 } else { idle + 1 };
+        idle =
+            if ACTIVE.swap(false, Ordering::SeqCst) || !meetings.is_empty() { 0 } else { idle + 1 };
         if idle < IDLE_TICKS {
             let tick = if meetings.is_empty() { TICK } else { QUICK_TICK };
             sys::futex_wait(BELL.as_ptr(), bell, Some(tick));
@@ -184,13 +197,10 @@ fn begin(own: &Fd, conn: &'static Conn, life: u32) -> Option<Meeting> {
     let Some(other) = diag::other_end(local, remote) else { return failed(Reason::OtherHost) };
     let pair = Pair { own: cookie, peer: other.cookie };
     let Some(listens) = pair.listens() else { return failed(Reason::Feature) };
-    let listener = if listens { Some(meet::listen(pair)) } else { None };
-    let listener = match listener {
-        Some(None) => return failed(Reason::Resources),
-        Some(listener) => listener,
-        None => None,
-    };
-    Some(Meeting { conn, life, pair, other, begun: sys::now_ns(), attempts: 0, listener })
+    let stage =
+        if listens { meet::listen(pair).map(Stage::Listens) } else { Some(Stage::Connects) };
+    let Some(stage) = stage else { return failed(Reason::Resources) };
+    Some(Meeting { conn, life, pair, other, begun: sys::now_ns(), attempts: 0, stage })
 }
 
 /// Takes a meeting further. Whether it is over.
@@ -222,24 +232,36 @@ fn go_on(meeting: &mut Meeting) -> bool {
 fn try_to_meet(meeting: &mut Meeting) -> Outcome {
     let (pair, other) = (meeting.pair, meeting.other);
     let elapsed = sys::now_ns() - meeting.begun;
-    let met = |map: Option<Map>| map.map_or(Outcome::Failed(Reason::NoPeer), Outcome::Raised);
-    if let Some(listener) = &meeting.listener {
-        return match meet::accept(listener) {
-            Some(peer) => met(meet::offer(&peer, pair, other)),
-            None if elapsed > LISTENS_NS => Outcome::Failed(Reason::NoPeer),
-            None => Outcome::Later,
-        };
-    }
-    match ATTEMPTS_NS.get(meeting.attempts) {
-        None => Outcome::Failed(Reason::NoPeer),
-        Some(due) if elapsed < due * MS => Outcome::Later,
-        Some(_) => {
-            meeting.attempts += 1;
-            match meet::connect(pair) {
-                Some(peer) => met(meet::take_offer(&peer, pair, other)),
-                None => Outcome::Later,
-            }
+    let no_peer = || Outcome::Failed(Reason::NoPeer);
+    match &mut meeting.stage {
+        _ if elapsed > LISTENS_NS => no_peer(),
+        Stage::Listens(listener) => {
+            let Some(peer) = meet::accept(listener) else { return Outcome::Later };
+            let Some(map) = meet::offer(&peer, pair, other) else { return no_peer() };
+            meeting.stage = Stage::Offers(peer, Some(map));
+            Outcome::Later
         }
+        Stage::Offers(peer, map) => match meet::answer(peer) {
+            Message::None => Outcome::Later,
+            Message::Expected(()) => map.take().map_or_else(no_peer, Outcome::Raised),
+            Message::Wrong => no_peer(),
+        },
+        Stage::Connects => match ATTEMPTS_MS.get(meeting.attempts) {
+            None => no_peer(),
+            Some(due) if elapsed < due * MS => Outcome::Later,
+            Some(_) => {
+                meeting.attempts += 1;
+                if let Some(peer) = meet::connect(pair) {
+                    meeting.stage = Stage::Waits(peer);
+                }
+                Outcome::Later
+            }
+        },
+        Stage::Waits(peer) => match meet::take_offer(peer, pair, other) {
+            Message::None => Outcome::Later,
+            Message::Expected(map) => Outcome::Raised(map),
+            Message::Wrong => no_peer(),
+        },
     }
 }
 

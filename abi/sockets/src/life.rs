@@ -60,9 +60,7 @@ pub(crate) fn dropped(conn: &'static Conn, fd: c_int) {
         return;
     }
     crate::set::forget(conn);
-    if conn.remove_owner()
-        && conn.enter()
-    {
+    if conn.remove_owner() && conn.enter() {
         if let Some(map) = conn.map() {
             map.own().closed.store(1, Ordering::SeqCst);
             if map.receiver().unread() > 0 {

@@ -2,7 +2,6 @@
 //! (`quipu_sockets::greeting`). All descriptors here are those of the helper.
 
 use std::mem::{size_of, zeroed};
-use std::time::Duration;
 
 use libc::c_int;
 use quipu_sockets::greeting::{ANSWER_LEN, Answer, OFFER_LEN, Offer, Pair};
@@ -10,9 +9,6 @@ use quipu_sockets::greeting::{ANSWER_LEN, Answer, OFFER_LEN, Offer, Pair};
 use crate::diag::Other;
 use crate::map::{Map, RING};
 use crate::sys;
-
-/// For how long either side waits for a message that the other is about to send.
-const MESSAGE: Duration = Duration::from_millis(500);
 
 /// A descriptor of the helper.
 pub(crate) struct Fd(pub(crate) c_int);
@@ -65,15 +61,8 @@ pub(crate) fn connect(pair: Pair) -> Option<Fd> {
 /// Whether the process at the other end of a UNIX connection is of the user who made the socket at the
 /// other end of the TCP connection.
 fn is_of_user(peer: &Fd, other: Other) -> bool {
-    let credentials: Option<libc::ucred> =
-        sys::option(peer.0, libc::SOL_SOCKET, libc::SO_PEERCRED);
+    let credentials: Option<libc::ucred> = sys::option(peer.0, libc::SOL_SOCKET, libc::SO_PEERCRED);
     credentials.is_some_and(|credentials| credentials.uid == other.user || credentials.uid == 0)
-}
-
-fn wait(fd: &Fd) {
-    let mut entry = libc::pollfd { fd: fd.0, events: libc::POLLIN, revents: 0 };
-    let time = libc::timespec { tv_sec: 0, tv_nsec: MESSAGE.subsec_nanos().into() };
-    sys::call!(SYS_ppoll, &raw mut entry, 1, &raw const time, 0, 8);
 }
 
 /// What the listener does with a process that has connected: makes memory and offers it.
@@ -83,26 +72,47 @@ pub(crate) fn offer(peer: &Fd, pair: Pair, other: Other) -> Option<Map> {
     }
     let file = make_file(Map::len(RING))?;
     let map = Map::new(file.0, RING, true)?;
-    let octets = Offer { pair, ring: RING }.encode();
-    send(peer, &octets, Some(&file))?;
-    wait(peer);
-    let mut answer = [0; ANSWER_LEN];
-    let (len, _) = receive(peer, &mut answer)?;
-    Answer::decode(&answer[..len])?;
+    send(peer, &Offer { pair, ring: RING }.encode(), Some(&file))?;
     Some(map)
 }
 
-/// What the connecting process does: takes the memory that it is offered.
-pub(crate) fn take_offer(peer: &Fd, pair: Pair, other: Other) -> Option<Map> {
-    if !is_of_user(peer, other) {
-        return None;
+/// What came from the other process.
+pub(crate) enum Message<T> {
+    /// Nothing yet.
+    None,
+    /// What was expected.
+    Expected(T),
+    /// Something else, or the end of the connection.
+    Wrong,
+}
+
+/// The answer to an offer.
+pub(crate) fn answer(peer: &Fd) -> Message<()> {
+    let mut answer = [0; ANSWER_LEN];
+    match receive(peer, &mut answer) {
+        None if sys::errno() == libc::EAGAIN => Message::None,
+        Some((len, _)) if Answer::decode(&answer[..len]).is_some() => Message::Expected(()),
+        _ => Message::Wrong,
     }
-    wait(peer);
+}
+
+/// What the connecting process does: takes the memory that it is offered.
+pub(crate) fn take_offer(peer: &Fd, pair: Pair, other: Other) -> Message<Map> {
     let mut octets = [0; OFFER_LEN];
-    let (len, file) = receive(peer, &mut octets)?;
-    let offer = Offer::decode(&octets[..len], pair)?;
-    let file = file?;
-    if !is_sealed(&file) || size(&file)? != Map::len(offer.ring) {
+    let received = receive(peer, &mut octets);
+    match received {
+        None if sys::errno() == libc::EAGAIN => Message::None,
+        Some((len, Some(file))) if is_of_user(peer, other) => {
+            accept_offer(peer, &octets[..len], &file, pair)
+                .map_or(Message::Wrong, Message::Expected)
+        }
+        _ => Message::Wrong,
+    }
+}
+
+fn accept_offer(peer: &Fd, octets: &[u8], file: &Fd, pair: Pair) -> Option<Map> {
+    let offer = Offer::decode(octets, pair)?;
+    if !is_sealed(file) || size(file)? != Map::len(offer.ring) {
         return None;
     }
     let map = Map::new(file.0, offer.ring, false)?;
@@ -171,10 +181,9 @@ fn receive(peer: &Fd, octets: &mut [u8]) -> Option<(usize, Option<Fd>)> {
     let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
     let received = sys::call!(SYS_recvmsg, peer.0, &raw mut message, flags);
     let len = usize::try_from(received).ok()?;
-    let number = |at: usize| {
-        c_int::from_ne_bytes(control.0[at..at + 4].try_into().unwrap_or_default())
-    };
-    let has_file = message.msg_controllen as usize >= 20
+    let number =
+        |at: usize| c_int::from_ne_bytes(control.0[at..at + 4].try_into().unwrap_or_default());
+    let has_file = message.msg_controllen >= 20
         && (number(0), number(8), number(12)) == (20, libc::SOL_SOCKET, libc::SCM_RIGHTS);
     Some((len, has_file.then(|| Fd(number(16)))))
 }

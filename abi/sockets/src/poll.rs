@@ -89,9 +89,8 @@ impl Watched {
             if self.readable().next().is_some() {
                 return true;
             }
-            let revoked = |conn: &Conn| {
-                conn.map().is_none_or(|map| map.receiver().revoke() == Revoked::Yes)
-            };
+            let revoked =
+                |conn: &Conn| conn.map().is_none_or(|map| map.receiver().revoke() == Revoked::Yes);
             if self.iter().all(|(_, conn)| revoked(conn)) {
                 return false;
             }

@@ -59,7 +59,8 @@ pub(crate) fn look_up_all() {
 macro_rules! real {
     ($name:ident($($arg:expr => $ty:ty),*) -> $ret:ty) => {{
         static REAL: $crate::real::Real = $crate::real::Real::new(
-            match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+            match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name),
+                "\0").as_bytes()) {
                 Ok(name) => name,
                 Err(_) => panic!("a name has no zero inside"),
             }

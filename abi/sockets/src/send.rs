@@ -100,7 +100,9 @@ fn is_in_step(conn: &Conn, map: &Map) -> bool {
     if conn.sending.load(Ordering::SeqCst) != 1 {
         return false;
     }
-    let Some(sent) = sys::sent(conn.fd(), conn.initiator.load(Ordering::Relaxed)) else { return false };
+    let Some(sent) = sys::sent(conn.fd(), conn.initiator.load(Ordering::Relaxed)) else {
+        return false;
+    };
     map.own().sent.store(sent, Ordering::SeqCst);
     conn.sends.store(true, Ordering::SeqCst);
     true
@@ -203,7 +205,7 @@ fn is_gone(conn: &Conn, map: &Map) -> bool {
     if map.peer().closed.load(Ordering::Relaxed) != 0 {
         return true;
     }
-    if !map.sender().unread().is_some_and(|(unread, _)| unread > 0) {
+    if map.sender().unread().is_none_or(|(unread, _)| unread == 0) {
         conn.unasked.store(0, Ordering::Relaxed);
         return false;
     }

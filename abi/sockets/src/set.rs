@@ -279,8 +279,7 @@ impl Set {
                     }
                     return;
                 }
-                let member =
-                    Member { conn, events: event.events, data: event.u64, told: NOT_TOLD };
+                let member = Member { conn, events: event.events, data: event.u64, told: NOT_TOLD };
                 inner.members.insert(fd, member);
                 conn.is_quick_member.store(member.is_quick(), Ordering::SeqCst);
                 conn.set.store(ptr::from_ref(self).cast_mut(), Ordering::SeqCst);
@@ -295,13 +294,12 @@ impl Set {
                     self.add_candidate(conn);
                 }
             }
-            (libc::EPOLL_CTL_DEL, _) => {
-                if inner.members.remove(&fd).is_some() {
-                    inner.active.retain(|(_, active)| !ptr::eq(*active, conn));
-                    lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
-                    conn.is_candidate.store(false, Ordering::SeqCst);
-                    conn.set.store(ptr::null_mut(), Ordering::SeqCst);
-                }
+            (libc::EPOLL_CTL_DEL, _) if inner.members.remove(&fd).is_some() => {
+                inner.active.retain(|(_, active)| !ptr::eq(*active, conn));
+                lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
+                conn.is_candidate.store(false, Ordering::SeqCst);
+                conn.is_quick_member.store(false, Ordering::SeqCst);
+                conn.set.store(ptr::null_mut(), Ordering::SeqCst);
             }
             _ => {}
         }
@@ -348,7 +346,10 @@ impl Set {
     }
 
     fn has_news(inner: &Inner) -> bool {
-        inner.active.iter().any(|(_, conn)| conn.map().is_some_and(|map| map.receiver().has_unread()))
+        inner
+            .active
+            .iter()
+            .any(|(_, conn)| conn.map().is_some_and(|map| map.receiver().has_unread()))
     }
 
     /// Waits as epoll_wait(2) does, as far as no sleep is needed. None if the thread is to sleep in
@@ -463,7 +464,8 @@ impl Set {
         }
         inner.active = kept;
         self.watched.store(inner.active.len(), Ordering::Relaxed);
-        let count = if inner.active.is_empty() { 0 } else { self.collect(&mut inner, events, room) };
+        let count =
+            if inner.active.is_empty() { 0 } else { self.collect(&mut inner, events, room) };
         if count == 0 {
             return None;
         }

@@ -92,7 +92,8 @@ pub(crate) unsafe fn raw(number: c_long, args: [usize; 6]) -> c_long {
         std::arch::asm!(
             "svc 0",
             in("x8") number, inlateout("x0") args[0] => result,
-            in("x1") args[1], in("x2") args[2], in("x3") args[3], in("x4") args[4], in("x5") args[5],
+            in("x1") args[1], in("x2") args[2], in("x3") args[3], in("x4") args[4],
+                in("x5") args[5],
             options(nostack)
         );
     }
@@ -119,7 +120,8 @@ pub(crate) use call;
 
 /// This thread's number.
 pub(crate) fn thread() -> u32 {
-    thread_local!(static NUMBER: std::cell::Cell<(u32, u32)> = const { std::cell::Cell::new((0, 0)) });
+    thread_local!(static NUMBER: std::cell::Cell<(u32, u32)> = const { std::cell::Cell::new((0,
+        0)) });
     let generation = crate::process::generation();
     NUMBER.with(|known| {
         let (number, of) = known.get();
@@ -292,7 +294,9 @@ impl NoSignals {
 impl Drop for NoSignals {
     fn drop(&mut self) {
         // SAFETY: the mask that was there before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
+        };
     }
 }
 

@@ -83,3 +83,6 @@ pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{Guests, ShareError, Sharer};
 pub use sys::with_more_descriptors;
+
+/// A descriptor to be watched, as [`Engine::poll_within`] takes it.
+pub type PollEntry = libc::pollfd;

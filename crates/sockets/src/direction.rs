@@ -78,7 +78,7 @@ fn end_withdrawal<M: Shared>(memory: &M) {
     for _ in 0..ATTEMPTS {
         let read = memory.load(Word::Read);
         let (position, tag) = (read / READ_ONE, read % READ_ONE);
-        let tag = (tag + WITHDRAWAL_ONE) % READ_ONE & !WITHDRAWING;
+        let tag = ((tag + WITHDRAWAL_ONE) % READ_ONE) & !WITHDRAWING;
         if memory.swap(Word::Read, read, position * READ_ONE + tag) {
             return;
         }

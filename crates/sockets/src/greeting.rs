@@ -65,8 +65,10 @@ impl Offer {
     /// version or for another connection.
     pub fn decode(octets: &[u8], pair: Pair) -> Option<Self> {
         let octets: &[u8; OFFER_LEN] = octets.try_into().ok()?;
-        let word = |at: usize| u32::from_be_bytes(octets[at..at + 4].try_into().unwrap_or_default());
-        let long = |at: usize| u64::from_be_bytes(octets[at..at + 8].try_into().unwrap_or_default());
+        let word =
+            |at: usize| u32::from_be_bytes(octets[at..at + 4].try_into().unwrap_or_default());
+        let long =
+            |at: usize| u64::from_be_bytes(octets[at..at + 8].try_into().unwrap_or_default());
         let ring = word(12);
         let theirs = Pair { own: long(16), peer: long(24) };
         let is_legal = octets[..8] == MAGIC

@@ -114,7 +114,8 @@ impl Row {
     pub fn decode(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split(' ').collect();
         let [fd, local, remote, reason, numbers @ ..] = &words[..] else { return None };
-        let numbers: Vec<u64> = numbers.iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let numbers: Vec<u64> =
+            numbers.iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
         let [ring_sent, tcp_sent, ring_received, tcp_received, withdrawals] = numbers[..] else {
             return None;
         };

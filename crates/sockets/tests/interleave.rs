@@ -198,7 +198,9 @@ fn send_all(view: &View<'_>, total: usize) {
     while sent < total {
         let want = 1 + view.pass().below(2 * RING).min(total - sent - 1);
         match sender.room(sent as u64, true) {
-            Room::Fault => panic!("a fault of the receiver: {sent} sent, words {:?}", view.bench.lock().words),
+            Room::Fault => {
+                panic!("a fault of the receiver: {sent} sent, words {:?}", view.bench.lock().words)
+            }
             Room::Ring { head, pieces } => {
                 let pieces = pieces.first(want);
                 let mut at = sent;

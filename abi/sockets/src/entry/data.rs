@@ -53,7 +53,8 @@ fn kernel_sends(
     let mut message: msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = rest.as_ptr().cast_mut();
     message.msg_iovlen = rest.len() as _;
-    let sent = real!(sendmsg(fd => c_int, &raw const message => *const msghdr, flags => c_int) -> ssize_t);
+    let sent =
+        real!(sendmsg(fd => c_int, &raw const message => *const msghdr, flags => c_int) -> ssize_t);
     if before > 0 && sent < 0 {
         sys::set_errno(errno);
     }
@@ -74,13 +75,15 @@ fn kernel_receives(
     let mut message: msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = rest.as_ptr().cast_mut();
     message.msg_iovlen = rest.len() as _;
-    let received = real!(recvmsg(fd => c_int, &raw mut message => *mut msghdr, flags => c_int) -> ssize_t);
+    let received =
+        real!(recvmsg(fd => c_int, &raw mut message => *mut msghdr, flags => c_int) -> ssize_t);
     recv::finish(conn, before, received, into, flags)
 }
 
 /// Defines functions that send octets. `$kernel` is the real call with the caller's own arguments.
 macro_rules! sends {
-    ($($name:ident $real:ident($fd:ident $(, $arg:ident: $ty:ty)*; $flags:expr, $pieces:expr);)*) => {$(
+    ($($name:ident $real:ident($fd:ident $(, $arg:ident: $ty:ty)*; $flags:expr,
+        $pieces:expr);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($fd: c_int $(, $arg: $ty)*) -> ssize_t {
             let pieces = $pieces;
@@ -106,12 +109,14 @@ sends! {
     sendto sendto(fd, data_at: *const c_void, len: usize, flags: c_int, to: *const sockaddr,
         to_len: socklen_t; flags, one(data_at, len));
     // SAFETY: the program passes a list of buffers.
-    writev writev(fd, list_at: *const iovec, count: c_int; 0, unsafe { list(list_at, count as usize) });
+    writev writev(fd, list_at: *const iovec, count: c_int; 0, unsafe { list(list_at,
+        count as usize) });
 }
 
 /// Defines functions that receive octets.
 macro_rules! receives {
-    ($($name:ident $real:ident($fd:ident $(, $arg:ident: $ty:ty)*; $flags:expr, $pieces:expr);)*) => {$(
+    ($($name:ident $real:ident($fd:ident $(, $arg:ident: $ty:ty)*; $flags:expr,
+        $pieces:expr);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($fd: c_int $(, $arg: $ty)*) -> ssize_t {
             let pieces = $pieces;
@@ -135,7 +140,8 @@ receives! {
     recv recv(fd, at: *mut c_void, len: usize, flags: c_int; flags, one(at, len));
     __recv recv(fd, at: *mut c_void, len: usize, flags: c_int; flags, one(at, len));
     // SAFETY: the program passes a list of buffers.
-    readv readv(fd, list_at: *const iovec, count: c_int; 0, unsafe { list(list_at, count as usize) });
+    readv readv(fd, list_at: *const iovec, count: c_int; 0, unsafe { list(list_at,
+        count as usize) });
 }
 
 /// Defines functions that the compiler calls where it knows how much room the program has.
@@ -190,7 +196,8 @@ unsafe extern "C-unwind" fn recvfrom(
             kernel_receives(fd, conn, before, &mut into, flags)
         }
         plan => {
-            let received = real!(recvfrom(fd => c_int, at => *mut c_void, len => usize, flags => c_int,
+            let received = real!(recvfrom(fd => c_int, at => *mut c_void, len => usize,
+                flags => c_int,
                 from => *mut sockaddr, from_len => *mut socklen_t) -> ssize_t);
             match plan {
                 Plan::Kernel(conn, _) => recv::finish(conn, 0, received, &mut into, flags),
@@ -203,14 +210,15 @@ unsafe extern "C-unwind" fn recvfrom(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program passes a message, or null, for which the kernel has an error.
-    let pieces = unsafe { message.as_ref().map_or(&[][..], |m| list(m.msg_iov, m.msg_iovlen as usize)) };
+    let pieces = unsafe { message.as_ref().map_or(&[][..], |m| list(m.msg_iov, m.msg_iovlen)) };
     let mut into = Cursor::new(pieces);
     match recv::plan(fd, &mut into, flags) {
         Plan::Pass => {
             real!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t)
         }
         Plan::Kernel(conn, 0) => {
-            let received = real!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t);
+            let received =
+                real!(recvmsg(fd => c_int, message => *mut msghdr, flags => c_int) -> ssize_t);
             recv::finish(conn, 0, received, &mut into, flags)
         }
         plan => {
@@ -232,15 +240,18 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the program passes a message, or null, for which the kernel has an error.
-    let pieces = unsafe { message.as_ref().map_or(&[][..], |m| list(m.msg_iov, m.msg_iovlen as usize)) };
+    let pieces = unsafe { message.as_ref().map_or(&[][..], |m| list(m.msg_iov, m.msg_iovlen)) };
     // SAFETY: as above.
     unsafe { gives_descriptors(message) };
     let mut data = Cursor::new(pieces);
     match send::plan(fd, &mut data, flags) {
-        Plan::Pass => real!(sendmsg(fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t),
+        Plan::Pass => {
+            real!(sendmsg(fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t)
+        }
         Plan::Done(value, errno) => done(value, errno),
         Plan::Kernel(conn, 0) => {
-            let sent = real!(sendmsg(fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t);
+            let sent =
+                real!(sendmsg(fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t);
             send::finish(conn, 0, sent)
         }
         Plan::Kernel(conn, before) => kernel_sends(fd, conn, before, &data, flags),
@@ -264,7 +275,7 @@ unsafe fn gives_descriptors(message: *const msghdr) {
         while let Some(control) = at.as_ref() {
             if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let data = libc::CMSG_DATA(at);
-                let len = (control.cmsg_len as usize).saturating_sub(data.addr() - at.addr());
+                let len = control.cmsg_len.saturating_sub(data.addr() - at.addr());
                 for index in 0..len / size_of::<c_int>() {
                     let fd = data.cast::<c_int>().add(index).read_unaligned();
                     life::given_away(fd, Reason::Shared);
@@ -300,7 +311,8 @@ unsafe extern "C-unwind" fn sendmmsg(
         unsafe { gives_descriptors(&raw const (*list.add(index)).msg_hdr) };
     }
     life::plain_fd(fd, Reason::Feature);
-    real!(sendmmsg(fd => c_int, list => *mut libc::mmsghdr, count => libc::c_uint, flags => c_int) -> c_int)
+    real!(sendmmsg(fd => c_int, list => *mut libc::mmsghdr, count => libc::c_uint,
+        flags => c_int) -> c_int)
 }
 
 /// Defines functions that only the kernel has for sockets: vectors with flags.

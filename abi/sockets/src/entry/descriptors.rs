@@ -41,7 +41,8 @@ connect_like! { connect __connect }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let accepted = real!(accept(fd => c_int, from => *mut sockaddr, len => *mut socklen_t) -> c_int);
+    let accepted =
+        real!(accept(fd => c_int, from => *mut sockaddr, len => *mut socklen_t) -> c_int);
     note_accepted(accepted, 0);
     accepted
 }
@@ -53,8 +54,8 @@ unsafe extern "C-unwind" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    let accepted =
-        real!(accept4(fd => c_int, from => *mut sockaddr, len => *mut socklen_t, flags => c_int) -> c_int);
+    let accepted = real!(accept4(fd => c_int, from => *mut sockaddr, len => *mut socklen_t,
+        flags => c_int) -> c_int);
     note_accepted(accepted, flags);
     accepted
 }
@@ -194,14 +195,12 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong
 unsafe fn note_ioctl(conn: &'static Conn, request: c_ulong, argument: c_ulong) {
     let at = std::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
     match request {
-        libc::FIONREAD => {
-            if conn.enter() {
-                if let Some(map) = conn.map() {
-                    // SAFETY: passed on from the caller.
-                    unsafe { *at = at.read().saturating_add(map.receiver().unread() as c_int) };
-                }
-                conn.leave();
+        libc::FIONREAD if conn.enter() => {
+            if let Some(map) = conn.map() {
+                // SAFETY: passed on from the caller.
+                unsafe { *at = at.read().saturating_add(map.receiver().unread() as c_int) };
             }
+            conn.leave();
         }
         libc::FIONBIO => {
             // SAFETY: passed on from the caller.
@@ -290,7 +289,13 @@ unsafe extern "C-unwind" fn syscall(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+unsafe extern "C-unwind" fn prctl(
+    option: c_int,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+) -> c_int {
     if option == libc::PR_SET_SECCOMP {
         // What this library calls may be forbidden.
         all_plain();

@@ -14,7 +14,8 @@ macro_rules! sendfile_like {
             to: c_int, from: c_int, offset: *mut $offset, count: usize,
         ) -> ssize_t {
             let conn = life::enter_to_send(to);
-            let sent = real!($name(to => c_int, from => c_int, offset => *mut $offset, count => usize) -> ssize_t);
+            let sent = real!($name(to => c_int, from => c_int, offset => *mut $offset,
+                count => usize) -> ssize_t);
             match conn {
                 Some(conn) => send::finish(conn, 0, sent),
                 None => sent,

@@ -157,7 +157,8 @@ macro_rules! poll_like {
                 }
                 sys::set_errno(errno);
             }
-            let result = real!($name($list => *mut pollfd, $count => nfds_t $(, $arg => $ty)*) -> c_int);
+            let result = real!($name($list => *mut pollfd, $count => nfds_t $(,
+                $arg => $ty)*) -> c_int);
             if let Some(watched) = &watched {
                 watched.end();
             }
@@ -202,7 +203,11 @@ impl Selection {
                 // SAFETY: passed on from the caller; only whole words up to `count` are the program's.
                 unsafe {
                     let words = (count.max(0) as usize).div_ceil(64).min(SET_SIZE / 64);
-                    std::ptr::copy_nonoverlapping(set.cast::<u64>(), (&raw mut *save).cast(), words);
+                    std::ptr::copy_nonoverlapping(
+                        set.cast::<u64>(),
+                        (&raw mut *save).cast(),
+                        words,
+                    );
                 }
             }
         }
@@ -224,7 +229,11 @@ impl Selection {
                 let words = (self.count.max(0) as usize).div_ceil(64);
                 // SAFETY: as much as was read of it.
                 unsafe {
-                    std::ptr::copy_nonoverlapping((&raw const *save).cast::<u64>(), set.cast(), words);
+                    std::ptr::copy_nonoverlapping(
+                        (&raw const *save).cast::<u64>(),
+                        set.cast(),
+                        words,
+                    );
                 }
             }
         }
@@ -313,4 +322,3 @@ fn waits_for(timeout: *const timeval) -> bool {
     // SAFETY: the program passes a time, or null for no limit.
     unsafe { timeout.as_ref() }.is_none_or(|time| time.tv_sec != 0 || time.tv_usec != 0)
 }
-

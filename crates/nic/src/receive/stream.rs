@@ -9,6 +9,7 @@ use quipu_mem::AccessError;
 
 use super::{replies, unreliable};
 use crate::adapter::Hub;
+use crate::connect;
 use crate::link::Atomic;
 use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
@@ -70,9 +71,12 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
             Ok(None) => break,
             Ok(Some((len, segment))) => {
                 used += len;
-                stream.heard = true;
+                let first = !std::mem::replace(&mut stream.heard, true);
                 if stream.gate == Gate::Held && plain::first_heard(qp, hub, &segment) {
                     continue;
+                }
+                if first {
+                    connect::note_heard(qp, hub);
                 }
                 let executed = match qp.qp_type.is_reliable() {
                     true => execute(qp, hub, segment),

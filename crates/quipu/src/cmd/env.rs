@@ -35,7 +35,7 @@ Examples:
   eval \"$(quipu env)\"                     from now on, in this shell
   eval \"$(quipu env --address 10.0.0.1)\"  with that address
   env $(quipu env --plain --address ::1) ibv_devices
-  eval "$(quipu env --sockets)"           sockets through memory, in this shell
+  eval \"$(quipu env --sockets)\"           sockets through memory, in this shell
   quipu env --plain >> \"$GITHUB_ENV\"      for all later steps of a job
 
 Undo it by leaving the shell.

@@ -109,12 +109,12 @@ fn show() -> Result<ExitCode, Failure> {
     }
     processes.sort_by_key(|(process, _)| *process);
     if processes.iter().all(|(_, rows)| rows.is_empty()) {
-        outln!("no connection of this user's programs has been asked for yet");
+        println!("no connection of this user's programs has been asked for yet");
         return Ok(ExitCode::SUCCESS);
     }
     for (process, rows) in &processes {
         for line in lines(*process, rows) {
-            outln!("{line}");
+            println!("{line}");
         }
     }
     Ok(ExitCode::SUCCESS)
