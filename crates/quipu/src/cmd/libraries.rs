@@ -28,7 +28,7 @@ pub(crate) const SOCKETS: &str = "libquipu_sockets_preload.so";
 /// The file of that library, near the command or where the variable says.
 pub(crate) fn find_sockets() -> Result<PathBuf, Failure> {
     let wanted = variables::value(VARIABLE);
-    let own = env::current_exe().and_then(|file| file.canonicalize()).unwrap_or_default();
+    let own = quipu_host::own_file().map(|file| resolved(&file)).unwrap_or_default();
     let bin = own.parent().unwrap_or(Path::new("/")).to_owned();
     let folders = match &wanted {
         Some(folder) => vec![PathBuf::from(folder)],
