@@ -1,7 +1,7 @@
-//! Active Messages in simulated time: seeds draw nodes, traffic, delays and deaths, and an oracle checks that each
-//! request ends once, with a reply or by coming back; that its handler runs at most once, and at least once if the
-//! reply arrives; that handlers of a bundle or of an endpoint do not overlap; that memory is bounded; and that all
-//! of it comes to an end.
+//! Active Messages in simulated time: seeds draw nodes, traffic, delays and deaths, and an oracle
+//! checks that each request ends once, with a reply or by coming back; that its handler runs at
+//! most once, and at least once if the reply arrives; that handlers of a bundle or of an endpoint
+//! do not overlap; that memory is bounded; and that all of it comes to an end.
 
 mod fabric;
 mod network;

@@ -1,5 +1,5 @@
-//! What Active Messages cost more than the queue pair below: two processes, which do the same by both in
-//! turns.
+//! What Active Messages cost more than the queue pair below: two processes, which do the same by
+//! both in turns.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag};
-use quipu::{Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, RemoteMemory, Request};
+use quipu::{
+    Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, RemoteMemory, Request,
+};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -142,8 +144,7 @@ impl Side {
 
 fn bytes_of<const N: usize>(text: &str) -> Outcome<[u8; N]> {
     let digits = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
-    let read: Option<Vec<u8>> =
-        digits.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect();
+    let read: Option<Vec<u8>> = digits.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect();
     Ok(read.ok_or("no hexadecimal digits")?.try_into().map_err(|_| "another number of bytes")?)
 }
 
