@@ -315,9 +315,11 @@ fn gather(own: &[u8]) -> Outcome<Vec<u8>> {
 entry! {
     /// `AMX_SPMDStartup`
     fn AMX_SPMDStart(
-        argc: *mut c_int, argv: *mut *mut *mut c_char, network: *mut u64, eb: *mut eb_t, ep: *mut ep_t,
+        argc: *mut c_int, argv: *mut *mut *mut c_char, network: *mut u64, eb: *mut eb_t,
+        ep: *mut ep_t,
     ) -> Code {
-        if [argc.cast::<c_void>(), argv.cast(), eb.cast(), ep.cast()].iter().any(|at| at.is_null()) {
+        let places = [argc.cast::<c_void>(), argv.cast(), eb.cast(), ep.cast()];
+        if places.iter().any(|place| place.is_null()) {
             return code(Err(BAD_ARG));
         }
         // SAFETY: they are not null, so the program passes the arguments of its `main`.

@@ -77,3 +77,18 @@ fn a_parallel_search_finds_the_known_number() {
 fn stolen_work_is_done_once() {
     run_as_many("examples/stealing.c", "7");
 }
+
+#[test]
+fn messages_to_a_killed_peer_come_back() {
+    run("tests/c/death.c", &["kill"]);
+}
+
+#[test]
+fn a_peer_that_computes_is_waited_for() {
+    run("tests/c/death.c", &["slow"]);
+}
+
+#[test]
+fn calls_return_the_codes_of_the_dialect() {
+    run("tests/c/codes.c", &[]);
+}
