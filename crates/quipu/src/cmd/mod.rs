@@ -16,6 +16,7 @@ mod failure;
 mod faults;
 mod libraries;
 mod looking;
+mod machine;
 mod nic;
 mod paper;
 mod qpip;
@@ -72,6 +73,8 @@ enum Task {
     Spmd(spmd::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
+    /// Simulate whole hosts: processor, caches, buses and NICs under the project's own TCP.
+    Machine(machine::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
     /// Measure Active Messages.
@@ -111,6 +114,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Qpip(options) => qpip::run(&options),
         Task::Spmd(options) => spmd::run(&options),
         Task::Sim(options) => sim::run(&options),
+        Task::Machine(options) => machine::run(&options),
         Task::Bench(options) => bench::run(&options),
         Task::Am(options) => am::run(&options),
         Task::Paper(options) => paper::run(&options),
