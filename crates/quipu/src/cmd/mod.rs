@@ -22,6 +22,7 @@ mod paper;
 mod qpip;
 mod run;
 mod sim;
+mod sockets;
 mod spmd;
 mod top;
 mod variables;
@@ -57,6 +58,8 @@ Variables of the environment (QUIPU_ADDRESS, QUIPU_LOG and others) are listed in
 enum Task {
     /// Run a program with Quipu as its RDMA adapter.
     Run(run::Options),
+    /// Run a program whose TCP connections on this machine go through memory.
+    Sockets(sockets::Options),
     /// Print the variables that `quipu run` sets, for a shell to evaluate.
     Env(env::Options),
     /// List the RDMA devices that programs see.
@@ -106,6 +109,7 @@ pub(crate) fn main() -> ExitCode {
     let task = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).task;
     let outcome = output::catch(|| match task {
         Task::Run(options) => run::run(&options),
+        Task::Sockets(options) => sockets::run(&options),
         Task::Env(options) => env::run(&options),
         Task::Devices(options) => devices::run(&options),
         Task::Doctor(options) => doctor::run(&options),

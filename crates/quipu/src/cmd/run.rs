@@ -144,7 +144,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 }
 
 /// Why the kernel does not run a program that is there.
-fn not_run(file: &Path, error: io::Error) -> Failure {
+pub(crate) fn not_run(file: &Path, error: io::Error) -> Failure {
     let missing =
         elf::missing_interpreter(file).filter(|_| error.kind() == io::ErrorKind::NotFound);
     let why = match missing {
@@ -155,7 +155,7 @@ fn not_run(file: &Path, error: io::Error) -> Failure {
 }
 
 /// The program's file, as a shell finds it.
-fn find(name: &OsStr) -> Result<PathBuf, Failure> {
+pub(crate) fn find(name: &OsStr) -> Result<PathBuf, Failure> {
     let shown = name.to_string_lossy();
     let missing = |why: &str, remedy: String| {
         Err(Failure::new(format!("cannot run {shown}"), why, remedy).with_code(127))
