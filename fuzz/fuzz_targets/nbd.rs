@@ -1,5 +1,5 @@
-//! Both ends of NBD, which get from their peers what the input has. The first octet chooses the end, and whether
-//! numbers that the peer must have right are put right.
+//! Both ends of NBD, whose peers send what the input has. The first octet chooses the end, and whether
+//! magic numbers and lengths are made likely.
 #![no_main]
 
 mod shares;
