@@ -13,21 +13,31 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 5] = [
+const LIBRARIES: [(&str, &str); 6] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
     ("libqpip.so", "libqpip.so.1"),
+    ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
 ];
+/// What says to tools for finding errors what they cannot know of the libraries.
+const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
 /// Names under which programs open a library beside its own, or are linked with it.
 const LINKS: [(&str, &str); 3] = [
     ("libibverbs.so.1", "libibverbs.so"),
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
 ];
-const PACKAGES: [&str; 6] =
-    ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim", "quipu-qpip"];
+const PACKAGES: [&str; 7] = [
+    "quipu",
+    "quipu-ibverbs",
+    "quipu-rdmacm",
+    "quipu-engine",
+    "quipu-shim",
+    "quipu-qpip",
+    "quipu-sockets-preload",
+];
 
 /// What to build, and for which machine.
 #[derive(clap::Args)]
@@ -139,6 +149,10 @@ pub(crate) fn place(built: &Path, dir: &Path) -> Result<Staged> {
     }
     for (to, name) in LINKS {
         link(to, &staged.lib.join(name))?;
+    }
+    for name in SUPPRESSIONS {
+        let from = crate::root().join("abi/engine/suppressions").join(name);
+        replace(&from, &staged.lib.join(name))?;
     }
     println!("staged {} and {}", staged.quipu.display(), staged.lib.display());
     Ok(staged)
