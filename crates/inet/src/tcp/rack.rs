@@ -51,7 +51,7 @@ impl Default for Late {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rack {
     /// RACK.xmit_ts and RACK.end_seq: the segment sent last of those delivered.
     latest: (u64, u64),
@@ -67,20 +67,6 @@ pub(crate) struct Rack {
     pub(crate) probe_end: u64,
     /// TLP.is_retrans.
     pub(crate) probe_repeats: bool,
-}
-
-impl Default for Rack {
-    fn default() -> Self {
-        Self {
-            latest: (0, 0),
-            rtt: 0,
-            highest: 0,
-            reordered: false,
-            late: None,
-            probe_end: 0,
-            probe_repeats: false,
-        }
-    }
 }
 
 impl Rack {
