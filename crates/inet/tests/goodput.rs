@@ -118,8 +118,8 @@ fn no_peer_without_sack_gets_most_of_it_twice() {
     }
 }
 
-/// Nothing is lost, and a fifth of the packets comes late, by half a round trip or by many: KB/s, the least and
-/// the most of some runs, and how many of a thousand segments were sent again at most.
+/// Nothing is lost, and a fifth of the packets comes late, by half a round trip or by many: KB/s, the least
+/// and the most of some runs, and how many of a thousand segments were sent again at most.
 fn very_late(way: u64, late: u64) -> (u64, u64, u64) {
     let (mut rates, mut again) = (Vec::new(), 0);
     for seed in [2, 5, 37, 47] {
@@ -140,8 +140,8 @@ fn very_late(way: u64, late: u64) -> (u64, u64, u64) {
     (*rates.iter().min().unwrap(), *rates.iter().max().unwrap(), again)
 }
 
-/// Packets that are late by more than a round trip are not all sent again: the reordering window becomes as wide
-/// as they are late. With SRTT as its bound a fifth of everything was sent twice, at a tenth of the rate.
+/// Packets that are late by more than a round trip are not all sent again: the reordering window becomes as
+/// wide as they are late. With SRTT as its bound a fifth of everything was sent twice, at a tenth of the rate.
 #[test]
 fn reordering_beyond_the_round_trip() {
     let mut table = String::from("way us  late us              KB/s  again/1000");

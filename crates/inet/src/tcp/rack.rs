@@ -38,8 +38,8 @@ struct Late {
     persist: u8,
     /// RACK.dsack_round.
     hasty_round: u64,
-    /// How much later than the latest one such a segment was delivered: what the window should be, even if that
-    /// is more than SRTT.
+    /// How much later than the latest one such a segment was delivered: what the window should be, even if
+    /// that is more than SRTT.
     most: u64,
     /// What was sent again last.
     resent: VecDeque<Resent>,
@@ -149,9 +149,9 @@ impl Rack {
         }
     }
 
-    /// Step 4. RFC 8985 recommends SRTT as the bound. Where packets are overtaken for longer, each of them would
-    /// then be sent again for ever. If that is not wide enough, it becomes as wide as duplicates were late
-    /// (`specs/deviations.md`).
+    /// Step 4. RFC 8985 recommends SRTT as the bound. Where packets are overtaken for longer, each of them
+    /// would then be sent again for ever. If that is not wide enough, it becomes as wide as duplicates were
+    /// late (`specs/deviations.md`).
     fn window(&self, rtt: &Rtt, recovering: bool, sacked: u64, mss: u64) -> u64 {
         if !self.reordered && (recovering || sacked >= DUP_THRESH * mss) {
             return 0;
