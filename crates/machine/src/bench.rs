@@ -42,8 +42,8 @@ impl Bench {
         self.world.kernel.at(there, Event::Store { host: self.core.host, register, value });
     }
 
-    /// Loads a register, and waits for the value for at most `patience` picoseconds. None if the NIC holds the
-    /// load for longer, or still holds another.
+    /// Loads a register, and waits for the value for at most `patience` picoseconds. None if the NIC holds
+    /// the load for longer, or still holds another.
     pub fn load(&mut self, register: u32, patience: u64) -> Option<u64> {
         if self.loading {
             return None;
@@ -87,6 +87,9 @@ impl Bench {
     /// Lets `ps` picoseconds pass.
     pub fn advance(&mut self, ps: u64) {
         let end = self.now().saturating_add(ps);
+        // Nothing happens at the end but that the clock comes there.
+        let nothing = Event::Fault { index: u32::MAX, begins: false };
+        self.world.kernel.at(end, nothing);
         while self.step(end) {}
     }
 

@@ -1,7 +1,7 @@
 //! The programmable NIC of the QPIP paper: a LANai 9 that runs queue pairs and TCP in firmware.
 //!
-//! One slow processor runs the four state machines of the adapter (doorbell, management, transmit, receive), so
-//! each segment occupies it for the sum of its stages (tables 2 and 3 of the paper, `costs/lanai.toml`), and
+//! One slow processor runs the four state machines of the adapter (doorbell, management, transmit, receive).
+//! Each segment occupies it for the sum of its stages (tables 2 and 3 of the paper, `costs/lanai.toml`), and
 //! while it waits for its DMA engine and for the link: the firmware overlaps nothing. The TCP is
 //! [`quipu_inet::tcp`] in message mode, as in Quipu's own adapter. A host behind it posts and polls.
 

@@ -17,8 +17,8 @@ use crate::world::CoreId;
 pub(super) const CAUSE: u32 = 0x08;
 /// Store: the causes that interrupt.
 pub(super) const MASK: u32 = 0x10;
-/// Store: 1 clears the causes that an interrupt tells of (message-signalled interrupts), so that no handler has
-/// to load them.
+/// Store: 1 clears the causes that an interrupt tells of (message-signalled interrupts), so that no handler
+/// has to load them.
 pub(super) const AUTO_CLEAR: u32 = 0x18;
 /// Store: address of the receive ring.
 pub(super) const RX_BASE: u32 = 0x20;
