@@ -13,12 +13,13 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 5] = [
+const LIBRARIES: [(&str, &str); 6] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
     ("libqpip.so", "libqpip.so.1"),
+    ("libsplitc.so", "libsplitc.so"),
 ];
 /// Names under which programs open a library beside its own, or are linked with it.
 const LINKS: [(&str, &str); 3] = [
@@ -26,8 +27,15 @@ const LINKS: [(&str, &str); 3] = [
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
 ];
-const PACKAGES: [&str; 6] =
-    ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim", "quipu-qpip"];
+const PACKAGES: [&str; 7] = [
+    "quipu",
+    "quipu-ibverbs",
+    "quipu-rdmacm",
+    "quipu-engine",
+    "quipu-shim",
+    "quipu-qpip",
+    "quipu-splitc-runtime",
+];
 
 /// What to build, and for which machine.
 #[derive(clap::Args)]

@@ -74,6 +74,23 @@ pub(crate) fn is_folder_of_ours(folder: &str) -> bool {
     !folder.is_empty() && missing(Path::new(folder)).is_none()
 }
 
+/// The folder of one library that programs are linked with.
+pub(crate) fn folder_with(library: &str) -> Result<PathBuf, Failure> {
+    let own = env::current_exe().and_then(|file| file.canonicalize()).unwrap_or_default();
+    let bin = own.parent().unwrap_or(Path::new("/")).to_owned();
+    let folders = match variables::value(VARIABLE) {
+        Some(folder) => vec![PathBuf::from(folder)],
+        None => near(&bin).into_iter().chain([bin]).collect(),
+    };
+    let found = folders.iter().find(|folder| folder.join(library).exists());
+    found.and_then(|folder| folder.canonicalize().ok()).ok_or_else(|| {
+        let list: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+        let what = format!("cannot find {library}");
+        let why = format!("it is not in {}", list.join(", "));
+        Failure::new(what, why, format!("build it: make build; or set {VARIABLE}")).with_code(125)
+    })
+}
+
 /// Where the libraries are, seen from the folder of the command: installed, staged, and built.
 fn near(bin: &Path) -> Vec<PathBuf> {
     ["../lib/quipu", "../lib", "../quipu/lib"].iter().map(|place| bin.join(place)).collect()
