@@ -1,7 +1,8 @@
 //! The C functions that the header and programs call.
 //!
 //! # Safety
-//! Those that take addresses: the header passes addresses and lengths that the program has named. The language
+//! Those that take addresses: the header passes addresses and lengths that the program has named. The
+//! language
 //! lets programs name any. A panic ends the process, as it does in every `extern "C"` function.
 #![allow(clippy::missing_safety_doc, reason = "it is the same for all, and stands above")]
 

@@ -7,7 +7,8 @@ use crate::runtime::Runtime;
 use crate::segment::SLOT;
 
 impl Runtime {
-    /// Waits until all processes are here: in each of log2(P) rounds, a process tells the one 2^round further,
+    /// Waits until all processes are here: in each of log2(P) rounds, a process tells the one 2^round
+    /// further,
     /// and hears from the one 2^round before.
     pub(crate) fn barrier(&self) {
         let (me, procs) = (self.me(), self.procs());

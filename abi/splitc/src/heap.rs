@@ -1,4 +1,5 @@
-//! Which pieces of the symmetric memory are in use. All processes do the same calls in the same order, so they
+//! Which pieces of the symmetric memory are in use. All processes do the same calls in the same order, so
+//! they
 //! come to the same addresses without talking.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! libsplitc: the run-time library of Split-C programs (`docs/split-c.md`).
 //!
-//! The compiler links programs with it; the header `split-c.h` calls the functions of [`calls`]. A program has
+//! The compiler links programs with it; the header `split-c.h` calls the functions of [`calls`]. A program
+//! has
 //! one thread that communicates: the one that `main` runs in.
 //!
 //! | module | is |
@@ -14,7 +15,8 @@
 //!
 //! # Trust
 //!
-//! The processes of a job are one program of one user: each may read and write all memory of the others, which
+//! The processes of a job are one program of one user: each may read and write all memory of the others,
+//! which
 //! is what the language is. Processes of other jobs cannot: endpoints have tags that only the job knows.
 
 pub mod calls;

@@ -37,6 +37,9 @@ pub(crate) const ALLOCATE: u64 = 0;
 type Function = unsafe extern "C" fn(*mut u8, i64, i64, i64, i64) -> i64;
 type DoubleFunction = unsafe extern "C" fn(*mut u8, i64, i64, i64, i64) -> f64;
 
+/// What a process has shown, for two collective calls in turn: the number of the call, and the bytes.
+type Shown = [(u64, Vec<u8>); 2];
+
 /// What is under way, and what has come.
 #[derive(Debug, Default)]
 pub(crate) struct Books {
@@ -49,7 +52,7 @@ pub(crate) struct Books {
     /// A message came back: the reason.
     failure: Mutex<Option<String>>,
     /// What each process has shown, for two collective calls in turn, and for which call.
-    shown: Mutex<Vec<[(u64, Vec<u8>); 2]>>,
+    shown: Mutex<Vec<Shown>>,
 }
 
 /// The endpoint of this process, whose translations are the ranks.
@@ -214,7 +217,7 @@ pub(crate) fn control() -> &'static Control {
 }
 
 impl Books {
-    fn lock_shown(&self) -> std::sync::MutexGuard<'_, Vec<[(u64, Vec<u8>); 2]>> {
+    fn lock_shown(&self) -> std::sync::MutexGuard<'_, Vec<Shown>> {
         self.shown.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -229,7 +232,8 @@ impl Books {
         self.fail(&format!("the process at {to} is lost: {status}"));
     }
 
-    /// Carries out a request. Addresses are those of this program's own memory: the peers are the same program.
+    /// Carries out a request. Addresses are those of this program's own memory: the peers are the same
+    /// program.
     fn handle_request(&self, message: &mut Message<'_>) -> Result<(), am::Error> {
         let args = message.args().to_vec();
         let at = joined(&args, 1);
@@ -287,7 +291,8 @@ impl Books {
         let is = |known: What| args.first() == Some(&(known as Arg));
         if is(What::Read) {
             let (to, len) = (joined(&args, 1), message.payload_len() as usize);
-            // SAFETY: this process has asked for the bytes to be put there, and what it asked for was no longer.
+            // SAFETY: this process has asked for the bytes to be put there, and what it asked for was no
+            // longer.
             let bytes = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, len) };
             if let Err(error) = message.read(0, bytes) {
                 self.fail(&error.to_string());

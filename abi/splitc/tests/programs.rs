@@ -12,6 +12,7 @@ use std::process::{Command, Output, Stdio};
 use quipu_launch::spmd;
 
 #[path = "../../types/testing/needs.rs"]
+#[allow(dead_code)]
 mod needs;
 
 /// Says that this copy of the program is a launcher, of so many ranks.

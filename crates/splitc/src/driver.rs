@@ -84,7 +84,7 @@ pub fn run(args: &[OsString], library: &Path) -> Result<u8, DriverError> {
     let scratch = Scratch::new()?;
     let mut objects = Vec::new();
     for (number, input) in request.inputs.iter().enumerate() {
-        if !input.extension().is_some_and(|extension| extension == "sc") {
+        if input.extension().is_none_or(|extension| extension != "sc") {
             objects.push(input.clone());
             continue;
         }

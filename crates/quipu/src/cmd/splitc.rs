@@ -43,8 +43,8 @@ Examples:
   quipu splitc cc a.o b.sc util.c -o prog -lm
   quipu splitc cc --translate em3d.sc          print the C text
 
-CC names the C compiler, `cc` by default. -o, -c, -I, -D, -U, -L and -l mean what they mean to it, and all other
-options are handed to it. -E, -S and position-independent programs are not supported.
+CC names the C compiler, `cc` by default. -o, -c, -I, -D, -U, -L and -l mean what they mean to it,
+and all other options are handed to it. -E, -S and position-independent programs are not supported.
 
 Exit codes: that of the C compiler, or 1 if the program cannot be translated, 2 if the options are
 wrong, 125 if quipu cannot do it.

@@ -193,6 +193,7 @@ impl Parser<'_> {
             ty = Ty::Unknown;
         }
         for word in ["const", "volatile"] {
+            // `const`, `__const` and `__const__`.
             if qualifiers.iter().any(|found| found.trim_matches('_') == word) {
                 ty = Ty::Qualified(word.into(), Rc::new(ty));
             }

@@ -24,13 +24,14 @@ impl Parser<'_> {
         while self.accept("*") {
             let (mut reach, mut words) = (Reach::Local, Vec::new());
             loop {
-                let word = self.text_of(self.at).trim_matches('_').to_owned();
+                let word = self.text_of(self.at).to_owned();
                 match &word[..] {
                     "global" => reach = Reach::Global,
                     "spread" => reach = Reach::Spread,
-                    "const" | "volatile" => words.push(word),
-                    "restrict" => {}
-                    "attribute" => {
+                    "const" | "__const" | "__const__" => words.push("const"),
+                    "volatile" | "__volatile" | "__volatile__" => words.push("volatile"),
+                    "restrict" | "__restrict" | "__restrict__" => {}
+                    "__attribute__" | "__attribute" => {
                         self.skip_attributes()?;
                         continue;
                     }

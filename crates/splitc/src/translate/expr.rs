@@ -123,22 +123,31 @@ impl Parser<'_> {
         Ok(self.expr(first, ty, text))
     }
 
-    fn binary(&mut self, level: usize) -> Res<Expr> {
-        let Some(operators) = LEVELS.get(level) else { return self.unary() };
+    /// Operators that bind at least as tightly as a level.
+    fn binary(&mut self, loosest: usize) -> Res<Expr> {
         let first = self.at;
-        let mut left = self.binary(level + 1)?;
+        let mut left = self.unary()?;
         loop {
-            if self.token().kind != Kind::Punct {
+            let Some((level, operator)) = self.binary_operator() else { return Ok(left) };
+            if level < loosest {
                 return Ok(left);
             }
-            let operator = self.text_of(self.at);
-            let Some(operator) = operators.iter().copied().find(|known| *known == operator) else {
-                return Ok(left);
-            };
             self.at += 1;
             let right = self.binary(level + 1)?;
             left = self.operate(first, left, operator, right)?;
         }
+    }
+
+    /// The binary operator at this token, and its level.
+    fn binary_operator(&self) -> Option<(usize, &'static str)> {
+        if self.token().kind != Kind::Punct {
+            return None;
+        }
+        let text = self.text_of(self.at);
+        let at_level = |operators: &&'static [&'static str]| {
+            operators.iter().copied().find(|operator| *operator == text)
+        };
+        LEVELS.iter().enumerate().find_map(|(level, known)| Some((level, at_level(known)?)))
     }
 
     fn operate(&mut self, first: usize, left: Expr, operator: &str, right: Expr) -> Res<Expr> {

@@ -31,7 +31,9 @@ use crate::lex::{Kind, Token, Tokens, lex};
 use crate::types::{Struct, Ty, declare};
 
 /// Deepest nesting of a program.
-const MAX_DEPTH: u32 = 200;
+const MAX_DEPTH: u32 = 300;
+/// Bytes of the stack that this takes, and many more.
+const STACK: usize = 64 << 20;
 
 /// What a name means.
 #[derive(Clone, Debug)]
@@ -92,6 +94,19 @@ pub(crate) struct Parser<'a> {
 /// # Errors
 /// The first thing that cannot be translated, with file and line.
 pub fn translate(src: &str) -> Result<String, Error> {
+    // The parser calls itself for what is nested, and callers may have small stacks.
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK);
+        let translated = thread.spawn_scoped(scope, || translate_here(src));
+        let no_thread = |why: std::io::Error| Error::at("<input>", 1, format!("no thread: {why}"));
+        translated
+            .map_err(no_thread)?
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn translate_here(src: &str) -> Result<String, Error> {
     let src = &without_register(src, &lex(src)?);
     let mut parser = Parser {
         src,
@@ -108,6 +123,15 @@ pub fn translate(src: &str) -> Result<String, Error> {
     };
     parser.define("__builtin_va_list", Symbol::Type(Ty::Unknown));
     parser.unit()
+}
+
+/// Whether two texts differ in white space and line markers only.
+fn is_same(a: &str, b: &str) -> bool {
+    fn visible(text: &str) -> impl Iterator<Item = u8> + '_ {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.flat_map(str::bytes).filter(|byte| !byte.is_ascii_whitespace())
+    }
+    visible(a).eq(visible(b))
 }
 
 /// Takes `register` out of the user's declarations: variables that are the targets of gets have addresses.
@@ -144,7 +168,10 @@ impl Parser<'_> {
             out.push_str(&self.src[copied..self.token().start]);
             let system = self.token().system;
             match self.external() {
-                Ok(text) => out.push_str(&text),
+                Ok(text) => {
+                    let plain = &self.src[self.tokens.list[first].start..self.previous_end()];
+                    out.push_str(if is_same(&text, plain) { plain } else { &text });
+                }
                 // Headers of the system may contain anything that cc understands; programs do not need it
                 // to be understood here.
                 Err(_) if system => {
@@ -186,14 +213,16 @@ impl Parser<'_> {
             let goes_on =
                 [";", ",", "=", "__attribute__", "__asm__"].iter().any(|word| self.is(word));
             let named = self.token().kind == Kind::Name || self.is("*");
-            if ends || (closes_body && !goes_on && !(named && !self.starts_declaration())) {
+            let begins = self.starts_declaration() || !named;
+            if ends || (closes_body && !goes_on && begins) {
                 return;
             }
         }
     }
 
+    /// This token; the last one, if there are no more.
     fn token(&self) -> Token {
-        self.tokens.list[self.at]
+        self.tokens.list[self.at.min(self.tokens.list.len() - 1)]
     }
 
     fn peek(&self, ahead: usize) -> &str {
@@ -201,13 +230,14 @@ impl Parser<'_> {
     }
 
     fn text_of(&self, index: usize) -> &str {
-        let token = &self.tokens.list[index];
+        let token = &self.tokens.list[index.min(self.tokens.list.len() - 1)];
         &self.src[token.start..token.end]
     }
 
     /// The end of the token before this one.
     fn previous_end(&self) -> usize {
-        if self.at == 0 { 0 } else { self.tokens.list[self.at - 1].end }
+        let before = self.at.min(self.tokens.list.len()).checked_sub(1);
+        before.map_or(0, |before| self.tokens.list[before].end)
     }
 
     /// The text between two tokens' beginnings, without what follows the last one.
@@ -215,7 +245,8 @@ impl Parser<'_> {
         if first >= end {
             return "";
         }
-        &self.src[self.tokens.list[first].start..self.tokens.list[end - 1].end]
+        let last = end.min(self.tokens.list.len()) - 1;
+        &self.src[self.tokens.list[first.min(last)].start..self.tokens.list[last].end]
     }
 
     fn is(&self, text: &str) -> bool {

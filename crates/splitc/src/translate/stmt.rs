@@ -465,24 +465,32 @@ impl Parser<'_> {
     }
 
     fn controlled(&mut self) -> Res<String> {
-        let first = self.at;
-        let is_if = self.is("if");
-        self.at += 1;
-        let mut text = self.condition(first)?;
-        text.push_str(&self.body()?);
-        if is_if && self.is("else") {
-            let space = &self.src[self.previous_end()..self.token().start];
-            text.push_str(space);
+        let mut text = String::new();
+        // A chain of `else if` is as long as it likes.
+        loop {
+            let first = self.at;
+            let is_if = self.is("if");
+            self.at += 1;
+            text.push_str(&self.condition(first)?);
+            text.push_str(&self.body()?);
+            if !is_if || !self.is("else") {
+                return Ok(text);
+            }
+            text.push_str(&self.src[self.previous_end()..self.token().start]);
             text.push_str("else");
             self.at += 1;
+            if self.is("if") {
+                text.push_str(&self.src[self.previous_end()..self.token().start]);
+                continue;
+            }
             let rest = self.body()?;
             // `else` and a name must not run together.
             if !rest.starts_with(char::is_whitespace) {
                 text.push(' ');
             }
             text.push_str(&rest);
+            return Ok(text);
         }
-        Ok(text)
     }
 
     fn loop_do(&mut self) -> Res<String> {
