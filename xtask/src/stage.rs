@@ -13,21 +13,24 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 6] = [
+const LIBRARIES: [(&str, &str); 7] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
     ("libqpip.so", "libqpip.so.1"),
     ("libsplitc.so", "libsplitc.so"),
+    ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
 ];
+/// What says to tools for finding errors what they cannot know of the libraries.
+const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
 /// Names under which programs open a library beside its own, or are linked with it.
 const LINKS: [(&str, &str); 3] = [
     ("libibverbs.so.1", "libibverbs.so"),
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
 ];
-const PACKAGES: [&str; 7] = [
+const PACKAGES: [&str; 8] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
@@ -35,6 +38,7 @@ const PACKAGES: [&str; 7] = [
     "quipu-shim",
     "quipu-qpip",
     "quipu-splitc-runtime",
+    "quipu-sockets-preload",
 ];
 
 /// What to build, and for which machine.
@@ -147,6 +151,10 @@ pub(crate) fn place(built: &Path, dir: &Path) -> Result<Staged> {
     }
     for (to, name) in LINKS {
         link(to, &staged.lib.join(name))?;
+    }
+    for name in SUPPRESSIONS {
+        let from = crate::root().join("abi/engine/suppressions").join(name);
+        replace(&from, &staged.lib.join(name))?;
     }
     println!("staged {} and {}", staged.quipu.display(), staged.lib.display());
     Ok(staged)

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::sys::{RawAddr, check};
+use crate::sys::{RawAddr, check, with_more_descriptors};
 
 /// An address of an interface of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +83,11 @@ fn mtu_code(bytes: u32) -> u8 {
 ///
 /// What `getifaddrs` reports.
 pub fn host_addresses() -> io::Result<Vec<HostAddress>> {
+    // It takes a descriptor for a moment.
+    with_more_descriptors(list_addresses)
+}
+
+fn list_addresses() -> io::Result<Vec<HostAddress>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs fills in one pointer, a live variable.
     check(unsafe { libc::getifaddrs(&raw mut list) })?;

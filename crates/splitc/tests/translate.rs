@@ -19,7 +19,8 @@ typedef struct { unsigned long quipu_bits; } quipu_sp;
 int printf(const char *, ...);
 void bulk_read(void *to, void *global from, int size);
 struct s { int a; int bits : 3; struct s *global next; int list[4]; };
-int *global g; int *spread sp; int A[4]::; int B[2][4]::[3][5]; struct s *global gs; int x; int *l; double d;
+int *global g; int *spread sp; int A[4]::; int B[2][4]::[3][5]; struct s *global gs;
+int x; int *l; double d;
 ";
 
 fn body(text: &str) -> Result<String, quipu_splitc::Error> {
@@ -136,8 +137,9 @@ fn headers_of_the_system_are_parsed() {
         return;
     }
     let names = "assert complex ctype errno fcntl float inttypes iso646 limits locale math netdb \
-                 poll pthread regex sched semaphore setjmp signal stdarg stdbool stddef stdint stdio stdlib string strings \
-                 tgmath time unistd wchar wctype sys/mman sys/socket sys/stat sys/time sys/types sys/wait";
+                 poll pthread regex sched semaphore setjmp signal stdarg stdbool \
+                 stddef stdint stdio stdlib \
+                 string strings tgmath time unistd wchar wctype sys/mman sys/socket sys/stat sys/time sys/types sys/wait";
     for standard in ["-std=gnu99", "-std=gnu89", "-std=gnu17"] {
         let text: String =
             names.split_whitespace().map(|name| format!("#include <{name}.h>\n")).collect();

@@ -1,6 +1,7 @@
 //! Where the libraries are that stand in for those of the system.
 
-use std::env;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::failure::Failure;
@@ -21,6 +22,28 @@ const NEEDED: [&str; 6] = [
 /// path says. The names without a number are the same files.
 const PRELOADED: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libquipu_shim.so"];
 
+/// The library of `quipu sockets`, which needs none of the others.
+pub(crate) const SOCKETS: &str = "libquipu_sockets_preload.so";
+
+/// The file of that library, near the command or where the variable says.
+pub(crate) fn find_sockets() -> Result<PathBuf, Failure> {
+    let wanted = variables::value(VARIABLE);
+    let own = quipu_host::own_file().map(|file| resolved(&file)).unwrap_or_default();
+    let bin = own.parent().unwrap_or(Path::new("/")).to_owned();
+    let folders = match &wanted {
+        Some(folder) => vec![PathBuf::from(folder)],
+        None => near(&bin).into_iter().chain([bin]).collect(),
+    };
+    let found = folders.iter().map(|folder| folder.join(SOCKETS)).find(|file| file.is_file());
+    found.and_then(|file| file.canonicalize().ok()).ok_or_else(|| {
+        let places: Vec<_> = folders.iter().map(|f| format!("\n    {}", f.display())).collect();
+        let what = format!("cannot find {SOCKETS}");
+        let why = format!("looked in{}", places.concat());
+        let remedy = "build it (`make build` in Quipu's source, then use target/quipu/bin/quipu)";
+        Failure::new(what, why, remedy).with_code(125)
+    })
+}
+
 /// The folder of the libraries.
 #[derive(Clone, Debug)]
 pub(crate) struct Libraries {
@@ -31,13 +54,13 @@ impl Libraries {
     /// Looks for the libraries: where `QUIPU_LIB_DIR` says, else near the command itself.
     pub(crate) fn find() -> Result<Self, Failure> {
         let wanted = variables::value(VARIABLE);
-        let own = env::current_exe().and_then(|file| file.canonicalize()).unwrap_or_default();
+        let own = quipu_host::own_file().map(|file| resolved(&file)).unwrap_or_default();
         let folders = match &wanted {
             Some(folder) => vec![PathBuf::from(folder)],
             None => near(own.parent().unwrap_or(Path::new("/"))),
         };
         let found = folders.iter().find(|folder| missing(folder).is_none());
-        let Some(folder) = found.and_then(|folder| folder.canonicalize().ok()) else {
+        let Some(folder) = found.map(|folder| resolved(folder)) else {
             return Err(not_found(&folders, wanted.is_some()));
         };
         if let Some(bad) = folder.to_string_lossy().chars().find(|c| " :;$".contains(*c)) {
@@ -93,20 +116,32 @@ pub(crate) fn folder_with(library: &str) -> Result<PathBuf, Failure> {
 
 /// Where the libraries are, seen from the folder of the command: installed, staged, and built.
 fn near(bin: &Path) -> Vec<PathBuf> {
-    ["../lib/quipu", "../lib", "../quipu/lib"].iter().map(|place| bin.join(place)).collect()
+    let above = bin.parent().unwrap_or(bin);
+    ["lib/quipu", "lib", "quipu/lib"].iter().map(|place| above.join(place)).collect()
 }
 
-/// The first library that a folder lacks.
-fn missing(folder: &Path) -> Option<&'static str> {
-    NEEDED.into_iter().find(|name| !folder.join(name).is_file())
+/// A path without links. Where the C library cannot resolve them, as under container runtimes that refuse
+/// faccessat2(2), it is absolute at least.
+fn resolved(path: &Path) -> PathBuf {
+    let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.canonicalize().unwrap_or_else(|_| absolute())
+}
+
+/// The first library that a folder lacks, and why.
+fn missing(folder: &Path) -> Option<(&'static str, io::Error)> {
+    NEEDED.into_iter().find_map(|name| match fs::metadata(folder.join(name)) {
+        Ok(data) if data.is_file() => None,
+        Ok(_) => Some((name, io::Error::other("it is not a file"))),
+        Err(error) => Some((name, error)),
+    })
 }
 
 fn not_found(folders: &[PathBuf], by_variable: bool) -> Failure {
     let places: Vec<_> = folders
         .iter()
         .map(|folder| {
-            let name = missing(folder).unwrap_or("nothing");
-            format!("\n    {} ({name} is missing)", folder.display())
+            let why = missing(folder).map(|(name, error)| format!(" ({name}: {error})"));
+            format!("\n    {}{}", folder.display(), why.unwrap_or_default())
         })
         .collect();
     let why = format!("looked in{}", places.concat());
