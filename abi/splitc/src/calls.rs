@@ -99,6 +99,7 @@ pub unsafe extern "C" fn quipu_sc_read_far(to: *mut c_void, from: u64, size: u64
 pub unsafe extern "C" fn quipu_sc_get_far(to: *mut c_void, from: u64, size: u64) {
     let (proc, at) = target(from);
     let link = runtime().link_to(proc as usize);
+    runtime().state.under_way.set(1);
     or_fail(link.read(to.cast(), (proc, at), size as usize));
 }
 
@@ -135,6 +136,7 @@ unsafe fn send(what: What, to: u64, from: *const c_void, size: u64) {
     let (proc, at) = target(to);
     // SAFETY: the program names these bytes.
     let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), size as usize) };
+    runtime().state.under_way.set(1);
     or_fail(runtime().link_to(proc as usize).write(what, (proc, at), bytes));
 }
 

@@ -28,6 +28,9 @@ pub struct State {
     pub(crate) procs: c_int,
     procs_log: c_int,
     budget: Cell<c_int>,
+    /// Gets or puts may be under way.
+    pub(crate) under_way: Cell<c_int>,
+    unused: c_int,
     heap: u64,
     heap_size: u64,
     window: *const *mut u8,
@@ -117,6 +120,8 @@ pub(crate) fn start() -> Result<*const State, String> {
         procs: procs as c_int,
         procs_log: log.unwrap_or(-1),
         budget: Cell::new(BUDGET),
+        under_way: Cell::new(0),
+        unused: 0,
         heap: BASE as u64,
         heap_size: len as u64,
         window: windows.as_ptr(),
@@ -239,6 +244,7 @@ impl Runtime {
         if !self.is_quiet() {
             self.wait_until(|| self.is_quiet());
         }
+        self.state.under_way.set(0);
     }
 
     /// Waits until all stores of this process are in their places.

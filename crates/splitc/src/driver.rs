@@ -228,7 +228,10 @@ impl Request {
         if !output.status.success() {
             return Ok(Err(output.status.code().map_or(1, |code| code.clamp(1, 255) as u8)));
         }
-        Ok(Ok(translate(&String::from_utf8_lossy(&output.stdout))?))
+        let optimize =
+            self.common.iter().rev().find(|option| option.to_string_lossy().starts_with("-O"));
+        let optimize = optimize.is_some_and(|option| option != "-O0");
+        Ok(Ok(translate(&String::from_utf8_lossy(&output.stdout), optimize)?))
     }
 
     fn compile(&self, text: &str, file: &Path, object: &Path) -> Result<u8, DriverError> {

@@ -24,7 +24,12 @@ int x; int *l; double d;
 ";
 
 fn body(text: &str) -> Result<String, quipu_splitc::Error> {
-    translate(&format!("# 1 \"head.h\"\n{HEAD}# 10 \"user.sc\"\nvoid f(void)\n{{\n{text}\n}}\n"))
+    made(text, false)
+}
+
+fn made(text: &str, optimize: bool) -> Result<String, quipu_splitc::Error> {
+    let text = format!("# 1 \"head.h\"\n{HEAD}# 10 \"user.sc\"\nvoid f(void)\n{{\n{text}\n}}\n");
+    translate(&text, optimize)
 }
 
 #[test]
@@ -111,6 +116,28 @@ fn single_constructs_become_c() {
     }
 }
 
+/// With -O reads of one operation are under way together; not where anything in between could tell.
+#[test]
+fn independent_reads_overlap() {
+    let gets =
+        |text: &str, optimize| made(text, optimize).unwrap().matches("quipu_sc_get(").count();
+    for (text, count) in [
+        ("x = *g + g[1];", 2),
+        ("x = (*g + g[1]) * A[x] - gs->a;", 4),
+        ("x = *g;", 0),
+        ("x = *g + x;", 0),
+        ("x = g[*g] + 1;", 0),
+        ("x = *g + g[x++];", 0),
+        ("x = *g + printf(\"\") + g[1];", 0),
+        ("x = *g && g[1];", 0),
+        ("x = *g ? g[1] : g[2];", 0),
+        ("x = g[x = 1] + *g;", 0),
+    ] {
+        assert_eq!(gets(text, true), count, "{text}");
+        assert_eq!(gets(text, false), 0, "{text}");
+    }
+}
+
 /// Text without Split-C in it comes out as it went in, whatever C there is in it.
 #[test]
 fn plain_c_is_copied() {
@@ -127,7 +154,7 @@ __attribute__((noinline)) int q(int x) { __asm__ volatile(\"nop\" : : \"r\"(x));
   switch (x) { case 1 ... 2: default: ; } return x; }
 int *volatile const z; _Static_assert(1, \"one\"); extern int u __asm__(\"v\"); __typeof__(u) uu; void none();
 ";
-    assert_eq!(translate(text).unwrap(), text);
+    assert_eq!(translate(text, false).unwrap(), text);
 }
 
 /// Headers of the system are understood, not skipped: few programs include this many.
@@ -162,7 +189,7 @@ fn headers_of_the_system_are_parsed() {
                 }
             })
             .collect();
-        let made = translate(&own).unwrap_or_else(|error| panic!("{standard}: {error}"));
+        let made = translate(&own, false).unwrap_or_else(|error| panic!("{standard}: {error}"));
         assert!(made.len() >= own.len());
     }
 }

@@ -1,6 +1,7 @@
 //! `quipu splitc`: compiles Split-C programs.
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::process::ExitCode;
 
 use quipu_splitc::driver::{self, DriverError};
@@ -54,7 +55,8 @@ docs/split-c.md describes the language.";
 /// Compiles.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let Task::Cc(options) = &options.task;
-    let folder = libraries::folder_with("libsplitc.so")?;
+    let library = libraries::find_one(libraries::SPLITC)?;
+    let folder = library.parent().unwrap_or(Path::new("/"));
     let failure = |error: DriverError| match error {
         DriverError::Program(error) => {
             eprintln!("{error}");
@@ -63,5 +65,5 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         DriverError::Usage(why) => Failure::new("cannot compile", why, "").with_code(2),
         error => Failure::new("cannot compile", error, "").with_code(125),
     };
-    driver::run(&options.arguments, &folder).map(ExitCode::from).map_err(failure)
+    driver::run(&options.arguments, folder).map(ExitCode::from).map_err(failure)
 }

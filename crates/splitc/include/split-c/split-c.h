@@ -11,6 +11,8 @@ typedef struct { unsigned long quipu_bits; } quipu_sp;
 struct quipu_sc_state {
     int me, procs, procs_log;
     int budget;                 /* accesses until the next poll */
+    int under_way;              /* gets or puts that sync has to wait for */
+    int unused;
     unsigned long heap;         /* the symmetric memory: the same address in every process */
     unsigned long heap_size;
     char *const *window;        /* where this process maps the memory of each, or NULL */
@@ -228,6 +230,12 @@ QUIPU_INLINE void quipu_sc_put(quipu_gp to, const void *from, unsigned long size
         quipu_sc_put_far(to.quipu_bits, from, size);
     QUIPU_FENCE;
     quipu_sc_tick();
+}
+QUIPU_INLINE void quipu_sc_sync(void)
+{
+    if (quipu_sc->under_way)
+        sync();
+    QUIPU_FENCE;
 }
 /* The first word of a process's symmetric memory counts the bytes that were stored there. */
 QUIPU_INLINE void quipu_sc_store(quipu_gp to, const void *from, unsigned long size)

@@ -14,9 +14,8 @@ impl Parser<'_> {
         self.must_know(expr.first, &expr.ty)?;
         let name = self.fresh("t");
         let variable = self.declare(expr.ty.unqualified(), &name);
-        let text =
-            format!("({{ {variable}; quipu_sc_read(&{name}, {addr}, sizeof {name}); {name}; }})");
-        Ok(Expr { text: Some(text), place: Place::Here, ..expr })
+        let read = super::Read { variable, name: name.clone(), addr: addr.clone() };
+        Ok(Expr { text: Some(name), place: Place::Here, reads: vec![read], ..expr })
     }
 
     /// `left = right` and its relatives.

@@ -23,7 +23,7 @@ const ASSIGNMENTS: [&str; 11] = ["=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", 
 
 impl Parser<'_> {
     pub(super) fn expr(&self, first: usize, ty: Ty, text: Option<String>) -> Expr {
-        Expr { first, end: self.at, ty, text, place: Place::Here }
+        Expr { first, end: self.at, ty, text, place: Place::Here, reads: Vec::new() }
     }
 
     /// An expression with commas.
@@ -170,8 +170,30 @@ impl Parser<'_> {
             },
             _ => arithmetic(&left.ty, &right.ty),
         };
+        if self.may_overlap(&left) && self.may_overlap(&right) {
+            let text = format!("{} {operator} {}", self.inner(&left), self.inner(&right));
+            let reads = [left.reads, right.reads].concat();
+            return Ok(Expr { reads, ..self.expr(first, ty, Some(text)) });
+        }
         let text = self.compose(first, self.at, &[&left, &right]);
         Ok(self.expr(first, ty, text))
+    }
+
+    /// Whether the reads of an operand may be under way together with those of another: it calls nothing and
+    /// changes nothing, so that the order makes no difference.
+    fn may_overlap(&self, expr: &Expr) -> bool {
+        let changes = |index: usize| {
+            let text = self.text_of(index);
+            let is_call = text == "(" && index > expr.first && {
+                let before = &self.tokens.list[index - 1];
+                before.kind == Kind::Name && self.text_of(index - 1) != "sizeof"
+                    || [")", "]"].contains(&self.text_of(index - 1))
+            };
+            is_call
+                || ["=", "++", "--", "?", "&&", "||", ",", "{"].contains(&text)
+                || text.len() > 1 && ASSIGNMENTS.contains(&text)
+        };
+        self.optimize && expr.ty.is_number() && !(expr.first..expr.end).any(changes)
     }
 
     pub(super) fn unary(&mut self) -> Res<Expr> {
@@ -367,7 +389,10 @@ impl Parser<'_> {
                 self.colon_operators = outer;
                 let inner = inner?;
                 self.expect(")")?;
-                let text = self.compose(first, self.at, &[&inner]);
+                let text = match inner.reads.is_empty() {
+                    true => self.compose(first, self.at, &[&inner]),
+                    false => Some(format!("({})", self.inner(&inner))),
+                };
                 Ok(Expr { first, end: self.at, text, ..inner })
             }
             _ => {

@@ -13,7 +13,7 @@ impl Parser<'_> {
                 return Ok(value);
             }
             let value = self.converted(value, ty)?;
-            let text = value.text.clone();
+            let text = value.text.is_some().then(|| self.text(&value));
             return Ok(Expr { first, ..self.expr(first, ty.clone(), text) });
         }
         self.enter()?;

@@ -55,6 +55,17 @@ struct Expr {
     /// The C text, if it is not that of the tokens.
     text: Option<String>,
     place: Place,
+    /// What has to be read before the text can be evaluated.
+    reads: Vec<Read>,
+}
+
+/// A read of remote memory into a variable.
+#[derive(Clone, Debug)]
+struct Read {
+    /// The C text that declares the variable, and its name.
+    variable: String,
+    name: String,
+    addr: String,
 }
 
 /// Where the value of an expression is.
@@ -87,17 +98,20 @@ pub(crate) struct Parser<'a> {
     colon_operators: bool,
     /// C text that follows the external declaration at hand.
     after: String,
+    /// Whether reads of one expression may be under way at the same time.
+    optimize: bool,
 }
 
-/// Translates preprocessed Split-C to C.
+/// Translates preprocessed Split-C to C. `optimize`: the operands of an arithmetic operation that are read from
+/// remote memory, and have no side effects, are read at the same time.
 ///
 /// # Errors
 /// The first thing that cannot be translated, with file and line.
-pub fn translate(src: &str) -> Result<String, Error> {
+pub fn translate(src: &str, optimize: bool) -> Result<String, Error> {
     // The parser calls itself for what is nested, and callers may have small stacks.
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK);
-        let translated = thread.spawn_scoped(scope, || translate_here(src));
+        let translated = thread.spawn_scoped(scope, || translate_here(src, optimize));
         let no_thread = |why: std::io::Error| Error::at("<input>", 1, format!("no thread: {why}"));
         translated
             .map_err(no_thread)?
@@ -106,7 +120,7 @@ pub fn translate(src: &str) -> Result<String, Error> {
     })
 }
 
-fn translate_here(src: &str) -> Result<String, Error> {
+fn translate_here(src: &str, optimize: bool) -> Result<String, Error> {
     let src = &without_register(src, &lex(src)?);
     let mut parser = Parser {
         src,
@@ -120,6 +134,7 @@ fn translate_here(src: &str) -> Result<String, Error> {
         depth: 0,
         colon_operators: true,
         after: String::new(),
+        optimize,
     };
     parser.define("__builtin_va_list", Symbol::Type(Ty::Unknown));
     parser.unit()
@@ -323,6 +338,9 @@ impl Parser<'_> {
     fn skip_brackets(&mut self) -> Res<()> {
         let first = self.at;
         let mut depth = 0u32;
+        if !self.is_any(&["(", "[", "{"]) {
+            return Err(self.error("expected a bracket"));
+        }
         loop {
             if self.token().kind == Kind::End {
                 return Err(self.error_at(first, "this bracket is not closed"));
@@ -359,6 +377,29 @@ impl Parser<'_> {
 
     /// The C text of an expression.
     fn text(&self, expr: &Expr) -> String {
+        let inner = self.inner(expr);
+        let declare =
+            || expr.reads.iter().map(|read| format!("{}; ", read.variable)).collect::<String>();
+        match &expr.reads[..] {
+            [] => inner,
+            [Read { name, addr, .. }] => {
+                format!(
+                    "({{ {}quipu_sc_read(&{name}, {addr}, sizeof {name}); {inner}; }})",
+                    declare()
+                )
+            }
+            reads => {
+                let get = |Read { name, addr, .. }: &Read| {
+                    format!("quipu_sc_get(&{name}, {addr}, sizeof {name}); ")
+                };
+                let gets: String = reads.iter().map(get).collect();
+                format!("({{ {}{gets}quipu_sc_sync(); {inner}; }})", declare())
+            }
+        }
+    }
+
+    /// The C text of an expression whose reads are done.
+    fn inner(&self, expr: &Expr) -> String {
         match &expr.text {
             Some(text) => text.clone(),
             None => self.slice(expr.first, expr.end).into(),

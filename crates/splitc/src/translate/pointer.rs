@@ -146,7 +146,7 @@ impl Parser<'_> {
             _ => return Ok(expr),
         };
         let text = format!("quipu_{kind}_true({})", self.text(&expr));
-        Ok(Expr { ty: Ty::int(), text: Some(text), ..expr })
+        Ok(Expr { ty: Ty::int(), text: Some(text), reads: Vec::new(), ..expr })
     }
 
     /// A value, converted to a type as by assignment.
@@ -186,7 +186,7 @@ impl Parser<'_> {
             }
             _ => return Ok(expr),
         };
-        Ok(Expr { ty: to.clone(), text: Some(text), ..expr })
+        Ok(Expr { ty: to.clone(), text: Some(text), reads: Vec::new(), ..expr })
     }
 
     /// `(type) x`; `name` is the C text of the type.
