@@ -63,7 +63,7 @@ pub(crate) fn variables(
         ("LD_PRELOAD", preload(libraries, env::var_os("LD_PRELOAD"))),
         ("ASAN_OPTIONS", asan_options(env::var_os("ASAN_OPTIONS"))),
     ];
-    if let Some(address) = device.address {
+    if let Some(address) = &device.address {
         set.push(("QUIPU_ADDRESS", address.to_string().into()));
     }
     if let Some(log) = log {
