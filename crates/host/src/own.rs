@@ -134,7 +134,7 @@ impl OwnAddresses {
             running: true,
             loopback: true,
         };
-        std::sync::Arc::new(Self::new(&[at.clone()], true, &[at]))
+        std::sync::Arc::new(Self::new(std::slice::from_ref(&at), true, std::slice::from_ref(&at)))
     }
 }
 
@@ -156,19 +156,20 @@ mod tests {
     #[test]
     fn addresses_that_come_later_are_added_at_the_end() {
         let [one, two] = [address("10.0.0.1", 2), address("fe80::1", 3)];
-        let own = OwnAddresses::new(&[one.clone()], false, &[one.clone()]);
+        let both = [one.clone(), two.clone()];
+        let own = OwnAddresses::new(&both[..1], false, &both[..1]);
         assert_eq!((own.rows().len(), own.other_gids().len()), (4, 0));
-        assert!(own.learn(&[one.clone()]).is_none());
-        let more = own.learn(&[two.clone(), one.clone()]).unwrap();
+        assert!(own.learn(&both[..1]).is_none());
+        let more = own.learn(&[two.clone(), one]).unwrap();
         assert_eq!((more.rows().len(), more.row(4)), (5, &two));
         assert_eq!(more.source(4), "[fe80::1%3]:0".parse().unwrap());
         let peer = "[fe80::2]:7".parse().unwrap();
         assert_eq!(more.with_scope(peer, 4), "[fe80::2%3]:7".parse().unwrap());
-        let gone = more.learn(&[two.clone()]).unwrap();
+        let gone = more.learn(&both[1..]).unwrap();
         assert_eq!(gone.rows(), more.rows(), "a row stays where it is");
-        assert!(!gone.is_own(one.ip) && gone.is_own(two.ip));
-        let alone = OwnAddresses::new(&[one.clone()], true, &[one.clone()]);
-        assert_eq!(alone.learn(&[one, two.clone()]).unwrap().rows().len(), 4);
+        assert!(!gone.is_own(both[0].ip) && gone.is_own(two.ip));
+        let alone = OwnAddresses::new(&both[..1], true, &both[..1]);
+        assert_eq!(alone.learn(&both).unwrap().rows().len(), 4);
         assert!(!alone.is_own(two.ip) && alone.listening(5).len() == 1);
     }
 }

@@ -80,6 +80,6 @@ fn ethernet_has_no_lids() {
     attr.av = AddressVector { dgid: Gid([9; 16]), is_global: true, ..attr.av };
     let elsewhere = host.adapter.modify_qp(pair.now, qp, &attr, TO_RTR);
     assert!(matches!(elsewhere, Err(Fault::Invalid(_))), "it is of IPv6, and the adapter of IPv4");
-    attr.av.dgid = IpAddr::from([10, 0, 0, 9]).into();
+    attr.av.dgid = std::net::IpAddr::from([10, 0, 0, 9]).into();
     host.adapter.modify_qp(pair.now, qp, &attr, TO_RTR).unwrap();
 }

@@ -152,6 +152,8 @@ pub struct Pair {
     pub memory: Arc<Memory>,
     wires: Vec<Wire>,
     links: Option<[LinkId; 2]>,
+    /// Whether both engines of the link have all addresses of their host.
+    pub everywhere: bool,
     /// What each host owns of the link: guard words and rings.
     pub segments: Vec<Segment>,
     /// Ends of the connection that are cut: nothing arrives any more.
@@ -205,6 +207,7 @@ impl Pair {
             memory: Arc::default(),
             wires: Vec::new(),
             links: None,
+            everywhere: false,
             segments: Vec::new(),
             cut: false,
             stopped: None,
@@ -568,7 +571,7 @@ impl Pair {
                 .handle_link_up(Link {
                     own: segments[host].clone(),
                     peer: segments[1 - host].clone(),
-                    peer_gid: Some(gids[1 - host]),
+                    peer_gid: (!self.everywhere).then_some(gids[1 - host]),
                     peer_memory: access.then_some(memory),
                     peer_directory: access.then(|| directories[&(1 - host)].clone()),
                 })
