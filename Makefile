@@ -4,12 +4,14 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
 PROFILED ?=
+SEEDS ?= 1000000
 
-.PHONY: help demo check toolchain build install uninstall clean
+.PHONY: help demo check soak toolchain build install uninstall clean
 
 help:
 	@echo 'make demo                    build, then run RDMA programs of the distribution over Quipu'
 	@echo 'make check                   install what the tests need, and run all of them'
+	@echo 'make soak SEEDS=N            N seeds of the simulator (a million): about 2 hours'
 	@echo 'make build                   build the libraries and the command into target/quipu'
 	@echo 'make build PROFILED=1        the same, built twice: for what a minute of the benchmark does most'
 	@echo 'make install PREFIX=DIR      install them (default /usr/local)'
@@ -30,6 +32,10 @@ demo: toolchain
 check: toolchain
 	@tests/clients/install.sh demo check
 	@CARGO_INCREMENTAL=0 $(CARGO) xtask ci
+
+# Goes on where it was interrupted. The seeds follow from the commit.
+soak: toolchain
+	@$(CARGO) xtask soak --seeds '$(SEEDS)'
 
 build: toolchain
 	@$(CARGO) xtask stage $(if $(PROFILED),--profiled)

@@ -9,7 +9,7 @@ use crate::clients::{self, Hosts};
 use crate::heard::Heard;
 use crate::report::{Report, Tally};
 use crate::stage::{self, Staged};
-use crate::{fuzz, man, matrix, tidy, tools};
+use crate::{fuzz, man, matrix, soak, tidy, tools};
 
 /// Which steps to run.
 #[derive(clap::Args)]
@@ -45,7 +45,7 @@ const STEPS: [Step; 15] = [
         matrix::check(&Staged::places().lib).map(one)
     }),
     ("man", "cargo xtask man --check", || man::run(true).map(one)),
-    ("sim", "quipu sim, 2000 seeds, each twice", sim),
+    ("sim", "quipu sim, 2000 seeds of the commit, each twice", sim),
     ("one-host", "client programs, two processes on one host", || client_programs(Hosts::One)),
     ("two-hosts", "client programs on two hosts", || client_programs(Hosts::Two)),
 ];
@@ -154,14 +154,20 @@ fn fuzz_targets() -> Outcome {
     Ok((Tally { passed, ..Tally::default() }, String::new()))
 }
 
+/// Each commit tries seeds of its own: those that every run tries find nothing new.
 fn sim() -> Outcome {
+    let base = soak::base();
+    let from = base.seed.to_string();
     let all: [&[&str]; 2] = [&["--seeds", SEEDS], &["--seeds", QPIP_SEEDS, "--service", "qpip"]];
     for which in all {
+        let args = [&["sim", "--twice", "--from", &from], which].concat();
+        println!("base seed {from} ({}); replay: quipu {}", base.of, args.join(" "));
         let mut command = Command::new(Staged::places().quipu);
-        command.args(["sim", "--twice"]).args(which);
+        command.args(args);
         ensure!(command.status().context("quipu sim")?.success(), "failed; see above");
     }
-    Ok((Tally { passed: 2, ..Tally::default() }, format!("{SEEDS} seeds, {QPIP_SEEDS} of QPIP")))
+    let note = format!("{SEEDS} seeds, {QPIP_SEEDS} of QPIP, from {from} on");
+    Ok((Tally { passed: 2, ..Tally::default() }, note))
 }
 
 fn client_programs(hosts: Hosts) -> Outcome {

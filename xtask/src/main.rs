@@ -12,6 +12,7 @@ mod matrix;
 mod process;
 mod profile;
 mod report;
+mod soak;
 mod stage;
 mod tidy;
 mod tools;
@@ -61,6 +62,8 @@ enum Task {
     Tidy,
     /// Run every fuzz target for a bounded number of inputs, on stable Rust.
     Fuzz(fuzz::Options),
+    /// Run a million seeds of the simulator that follow from the commit; goes on where it was interrupted.
+    Soak(soak::Options),
 }
 
 fn main() -> ExitCode {
@@ -85,6 +88,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Man { check } => man::run(check)?,
         Task::Tidy => tidy::run()?,
         Task::Fuzz(options) => fuzz::run(&options)?,
+        Task::Soak(options) => soak::run(&options)?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -189,7 +189,7 @@ fn render(library: &Library, rows: &[Row<'_>]) -> String {
     let stubs = rows.iter().filter(|row| row.is_stub()).count();
     let _ = writeln!(text, "| all | {} | {stubs} |", rows.len() - stubs);
     for node in nodes {
-        let _ = writeln!(text, "\n## {node}\n\n| symbol | state | behind it |\n|---|---|---|");
+        let _ = writeln!(text, "\n## {node}\n\n| symbol | state | notes |\n|---|---|---|");
         for row in of(node) {
             let state = if row.is_stub() { "stubbed" } else { "implemented" };
             let _ = writeln!(text, "| {} | {state} | `{}` |", row.symbol, row.implementation);

@@ -20,6 +20,8 @@ const LIBRARIES: [(&str, &str); 5] = [
     ("libquipu_shim.so", "libquipu_shim.so"),
     ("libqpip.so", "libqpip.so.1"),
 ];
+/// What says to tools for finding errors what they cannot know of the libraries.
+const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
 /// Names under which programs open a library beside its own, or are linked with it.
 const LINKS: [(&str, &str); 3] = [
     ("libibverbs.so.1", "libibverbs.so"),
@@ -139,6 +141,10 @@ pub(crate) fn place(built: &Path, dir: &Path) -> Result<Staged> {
     }
     for (to, name) in LINKS {
         link(to, &staged.lib.join(name))?;
+    }
+    for name in SUPPRESSIONS {
+        let from = crate::root().join("abi/engine/suppressions").join(name);
+        replace(&from, &staged.lib.join(name))?;
     }
     println!("staged {} and {}", staged.quipu.display(), staged.lib.display());
     Ok(staged)

@@ -12,7 +12,7 @@ const MAX_LINES: usize = 700;
 const MAX_WIDTH: usize = 100;
 const MAX_COMMENT_WIDTH: usize = 110;
 /// Folders whose code may contain `unsafe`; each use has its SAFETY comment, which clippy checks.
-const UNSAFE_ALLOWED: [&str; 14] = [
+const UNSAFE_ALLOWED: [&str; 17] = [
     "crates/crc/",
     "crates/mem/",
     "crates/host/",
@@ -21,15 +21,22 @@ const UNSAFE_ALLOWED: [&str; 14] = [
     "abi/engine/",
     "abi/facade/",
     "abi/ibverbs/",
+    "abi/am/",
     "abi/qpip/",
     "abi/rdmacm/",
     "abi/shim/",
     "abi/trace/",
     // Clocks, processors and pipes of the benchmark.
     "crates/bench/src/sys.rs",
+    // Signals, descriptors and processes of the launcher; PMIx.
+    "crates/launch/src/sys.rs",
+    "crates/launch/src/pmix.rs",
     // Its `no_mangle`.
     "xtask/fuzz-driver/",
 ];
+/// The list of changes, and the longest entry of it, in characters.
+const CHANGELOG: &str = "CHANGELOG.md";
+const MAX_CHANGE: usize = 200;
 /// Where the variables of the environment are listed.
 const ENVIRONMENT: &str = "docs/environment.md";
 
@@ -90,11 +97,43 @@ fn check(name: &str, text: &str, environment: &str) -> Vec<String> {
             complaints.push(format!("{name}: no line feed at the end"));
         }
     }
+    if name == CHANGELOG {
+        complaints.extend(check_changelog(text));
+    }
     if extension == "rs" {
         complaints.extend(check_rust(name, text, environment));
     }
     if name.ends_with("Cargo.toml") && name.matches('/').count() >= 1 && is_member(name) {
         complaints.extend(check_manifest(name, text));
+    }
+    complaints
+}
+
+/// Each change is one line of at most [`MAX_CHANGE`] characters, and those of the next version lie under
+/// Added, Changed or Fixed.
+fn check_changelog(text: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let (mut unreleased, mut kind) = (false, false);
+    for (number, line) in text.lines().enumerate() {
+        let mut complain =
+            |what: &str| complaints.push(format!("{CHANGELOG}:{}: {what}", number + 1));
+        if let Some(version) = line.strip_prefix("## ") {
+            (unreleased, kind) = (version == "Unreleased", false);
+        } else if let Some(heading) = line.strip_prefix("### ") {
+            kind = matches!(heading, "Added" | "Changed" | "Fixed");
+            if unreleased && !kind {
+                complain("use the heading Added, Changed or Fixed");
+            }
+        } else if line.starts_with("- ") {
+            if unreleased && !kind {
+                complain("put the change under Added, Changed or Fixed");
+            }
+            if line.chars().count() > MAX_CHANGE {
+                complain("describe the change in at most 200 characters");
+            }
+        } else if line.starts_with("  ") {
+            complain("describe the change in one line");
+        }
     }
     complaints
 }
@@ -183,6 +222,18 @@ mod tests {
         let text = "var(\"QUIPU_NEW\")\n";
         assert_eq!(check("a.rs", text, "").len(), 1);
         assert!(check("a.rs", text, "| `QUIPU_NEW` |").is_empty());
+    }
+
+    #[test]
+    fn a_change_is_one_short_line_under_its_kind() {
+        let good = "## Unreleased\n\n### Added\n\n- A thing.\n\n## 0.1.0\n\n### Verbs\n\n- RC.\n";
+        assert!(check(CHANGELOG, good, "").is_empty());
+        let bad = format!(
+            "## Unreleased\n- A.\n### News\n### Fixed\n- {}\n  more\n",
+            "x".repeat(MAX_CHANGE)
+        );
+        let complaints = check(CHANGELOG, &bad, "");
+        assert_eq!(complaints.len(), 4, "{complaints:?}");
     }
 
     #[test]

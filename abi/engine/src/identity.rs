@@ -80,7 +80,8 @@ pub(crate) fn row_address(index: u32) -> Option<HostAddress> {
     (place < addresses.len()).then(|| addresses.swap_remove(place))
 }
 
-/// A row of the GID table of a device, which holds this address. That of an RNIC holds a hardware address, which nobody
+/// A row of the GID table of a device, which holds this address. That of an RNIC holds a hardware address,
+/// which nobody
 /// connects to: Linux shows the MAC address of the interface, and its type as that of InfiniBand. That of
 /// QPIP is of the same type and holds the address of its link, which is what a peer's program is to be told.
 pub(crate) fn gid_entry(device: Device, address: &HostAddress, index: u32) -> ibv_gid_entry {

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use libc::{O_CREAT, O_EXCL, O_PATH, c_int};
 use quipu_abi_types::*;
+use quipu_cabi::descriptors::move_file_up;
 use quipu_host::Device;
 use quipu_host::fault::Call;
 use quipu_nic::XrcdId;
@@ -31,8 +32,7 @@ impl Inode {
     /// That behind a descriptor of the program.
     fn of(fd: c_int) -> io::Result<Self> {
         let path = format!("/proc/self/fd/{fd}");
-        // A copy is numbered 3 or above, where no program takes it for its standard output.
-        let kept = OpenOptions::new().read(true).custom_flags(O_PATH).open(path)?.try_clone()?;
+        let kept = move_file_up(OpenOptions::new().read(true).custom_flags(O_PATH).open(path)?)?;
         let found = kept.metadata()?;
         Ok(Self { device: found.st_dev(), number: found.st_ino(), _kept: kept })
     }

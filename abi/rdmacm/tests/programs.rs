@@ -10,6 +10,8 @@ use std::{env, fs};
 mod cdylib;
 #[path = "../../types/testing/needs.rs"]
 mod needs;
+#[path = "../../types/testing/network.rs"]
+mod network;
 
 /// A folder with the libraries under the names that programs look for.
 fn folder() -> &'static Path {
@@ -59,7 +61,9 @@ fn run_with(name: &str, front: Option<&Path>, devices: &str, variable: Option<(&
     let preload = ["libibverbs.so.1", "librdmacm.so.1"].map(|file| folder().join(file));
     let preload = front.map(Path::to_owned).into_iter().chain(preload);
     let preload: Vec<String> = preload.map(|file| file.display().to_string()).collect();
-    let output = Command::new(program)
+    let mut command = Command::new(program);
+    network::of_its_own(&mut command);
+    let output = command
         .env("LD_LIBRARY_PATH", folder())
         .env("LD_PRELOAD", preload.join(":"))
         .env("QUIPU_ADDRESS", "127.0.0.1")

@@ -10,6 +10,7 @@
 //! * The device is `/dev/null` to whoever opens it: readable, writable, a character device.
 //! * A file of /sys is a memfd with its text; a folder is listed from `tree`, by its path or by a
 //!   descriptor, which is a memfd too (`descriptor`). It can be the working directory (`working`).
+//! * A program that loads the system's libibverbs or librdmacm by its whole path gets Quipu's (`loader`).
 //! * Nothing is written to any disk, and nothing outlives the process.
 //!
 //! These functions run before main, in signal handlers, and in forked children, so they take no
@@ -24,6 +25,8 @@ mod descriptor;
 mod files;
 mod folders;
 mod live;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod loader;
 mod patterns;
 mod place;
 mod real;

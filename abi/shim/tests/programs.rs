@@ -1,5 +1,6 @@
 //! The programs of the system look at the adapter's files through the library.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -111,6 +112,32 @@ fn a_folder_can_be_the_working_directory() {
 #[test]
 fn files_are_as_those_of_the_kernel() {
     run("files", &[("QUIPU_DEVICES", "quipu0")]);
+}
+
+/// NCCL and others may be told where libibverbs is.
+#[test]
+fn libraries_that_are_loaded_by_their_paths_are_ours() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shim-absolute");
+    let found = folder.join("found");
+    fs::create_dir_all(&found).unwrap();
+    let verbs = folder.join("libibverbs.so.1");
+    fs::copy(cdylib::built(&["-p", "quipu-ibverbs"], "ibverbs"), &verbs).unwrap();
+    let Some(mut compile) = needs::compiler() else { return };
+    let source = found.join("found.c");
+    fs::write(&source, "int quipu_test_found(void) { return 7; }\n").unwrap();
+    compile.args(["-shared", "-fPIC", "-o"]).arg(found.join("libquipu_test_found.so")).arg(source);
+    assert!(compile.status().expect("cc").success());
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/absolute.c");
+    let program = folder.join("absolute");
+    let Some(mut compile) = needs::compiler() else { return };
+    compile.args(["-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"]).arg(&program).arg(source);
+    compile.args(["-Wl,--enable-new-dtags,-rpath,$ORIGIN/found", "-ldl"]);
+    assert!(compile.status().expect("cc").success());
+    let preload = [verbs.as_path(), library()].map(|file| file.display().to_string());
+    let mut run = Command::new(program);
+    let output = run.arg(&verbs).env("LD_PRELOAD", preload.join(":")).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{complaint}", output.status);
 }
 
 #[test]

@@ -3,13 +3,13 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
+use quipu_cabi::descriptors::move_file_up;
 use quipu_cabi::{Errno, is_per_process, per_process, spared};
 
 use crate::call::Finished;
@@ -83,7 +83,7 @@ impl Place {
     fn open(name: &OsStr) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600);
-        let file = above_standard(options.open(per_process(name))?)?;
+        let file = move_file_up(options.open(per_process(name))?)?;
         let identity = identity(&file)?;
         Ok(Self { file, identity, process: std::process::id() })
     }
@@ -95,21 +95,6 @@ impl Place {
         let of_process = !is_per_process(name) || self.process == std::process::id();
         of_process && identity(&self.file).is_ok_and(|identity| identity == self.identity)
     }
-}
-
-/// The file by a descriptor above those of standard input, output and error, which a program may have closed.
-fn above_standard(file: File) -> io::Result<File> {
-    if file.as_raw_fd() > libc::STDERR_FILENO {
-        return Ok(file);
-    }
-    let lowest = libc::STDERR_FILENO + 1;
-    // SAFETY: takes integers only.
-    let other = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, lowest) };
-    if other < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new.
-    Ok(unsafe { File::from_raw_fd(other) })
 }
 
 fn identity(file: &File) -> io::Result<(u64, u64)> {
@@ -173,6 +158,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use quipu_cabi::descriptors::with_raised_limit;
+    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_line_does_not_go_to_what_the_program_has_opened_by_the_same_number() {
@@ -195,7 +182,8 @@ mod tests {
         // SAFETY: never freed.
         let number = unsafe { (*sink.place.load(Ordering::Relaxed)).file.as_raw_fd() };
         // SAFETY: both are descriptors of this test, of which the second is given up.
-        assert_eq!(unsafe { libc::dup2(own.as_raw_fd(), number) }, number);
+        let taken = with_raised_limit(|| unsafe { libc::dup2(own.as_raw_fd(), number) });
+        assert_eq!(taken, number);
         sink.write(&call);
         sink.write(&call);
         assert_eq!(fs::read(&data).unwrap(), b"");

@@ -11,6 +11,7 @@
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.
 //! * [`list`] is an array of the program, wherever it lies.
+//! * [`descriptors`] keeps the descriptors of the libraries out of the program's way.
 //! * [`interrupted_call_goes_on`] says what a signal means to a call that waits.
 //! * [`spared`] and [`per_process`] are for files that are written beside a program.
 //! * [`symbol_beside`] finds a library that was installed in the same folder.
@@ -18,6 +19,7 @@
 //! No verbs here, and nothing of the engine.
 
 mod cancel;
+pub mod descriptors;
 mod entry;
 mod errno;
 mod handle;

@@ -1,11 +1,14 @@
 //! A port that nobody listens on may have a listener a moment later: programs close one and open the
 //! next in the middle of what they do, as perftest does, and adapters of metal are slow enough for that
-//! not to show. So a refusal by TCP counts only if it lasts.
+//! not to show. So a refusal by TCP counts only if it lasts. Of plain iWARP, hardware and Linux siw report a
+//! refusal at once, and so does this side, unless the same port has accepted it a moment ago.
 //!
 //! A plain iWARP adapter may know MPA revision 1 only (RFC 5044), and refuse, close or misunderstand a
 //! request of revision 2 (RFC 6581). It is asked once more, by revision 1.
 
-use crate::connect::{REACH_NS, reason};
+use std::net::SocketAddr;
+
+use crate::connect::{REACH_NS, SECOND, reason};
 use crate::id::State;
 use crate::keys::{IdKey, StreamKey};
 use crate::stream::{MPA, Stream};
@@ -17,6 +20,10 @@ const FIRST_PAUSE_NS: u64 = 1_000_000;
 /// How often a connection is tried: for half a second. The processor of a program that is about to listen may
 /// be away for longer than an eighth.
 const TRIES: u32 = 10;
+/// For how long a plain iWARP port that has accepted a connection is expected to have its next listener soon.
+const ACCEPTED_NS: u64 = 10 * SECOND;
+/// How many of them are remembered.
+const ACCEPTED_MAX: usize = 16;
 
 /// A connection that was refused.
 #[derive(Debug, Default)]
@@ -35,16 +42,32 @@ pub(crate) struct Again {
 impl Cm {
     /// Nobody listens where an identifier wanted to connect to.
     pub(crate) fn refused(&mut self, now: u64, key: IdKey, stream: Stream) {
-        if !self.pause(now, key) {
+        let is_plain = self.is_plain(key);
+        if is_plain && !self.has_accepted(now, stream.peer) || !self.pause(now, key) {
             // Only InfiniBand numbers the reasons.
             let none = i32::from(reason::INVALID_SERVICE_ID);
-            let status = if self.is_plain(key) { -errno::CONNREFUSED } else { none };
+            let status = if is_plain { -errno::CONNREFUSED } else { none };
             return self.fail(key, EventKind::Rejected, status);
         }
         if let Some(id) = self.ids.get_mut(key) {
             id.again.stream = Some(Box::new(stream));
             self.actions.push_back(Action::Hold { id: key });
         }
+    }
+
+    /// Notes that a plain iWARP adapter has accepted a connection of this side at `peer`.
+    pub(crate) fn note_accepted(&mut self, now: u64, peer: SocketAddr) {
+        self.accepted_at.retain(|&(other, _)| other != peer);
+        if self.accepted_at.len() >= ACCEPTED_MAX {
+            self.accepted_at.pop_front();
+        }
+        self.accepted_at.push_back((peer, now));
+    }
+
+    /// Whether one has done so a moment ago.
+    fn has_accepted(&self, now: u64, peer: SocketAddr) -> bool {
+        let recent = |at: u64| now < at.saturating_add(ACCEPTED_NS);
+        self.accepted_at.iter().any(|&(other, at)| other == peer && recent(at))
     }
 
     /// As [`refused`](Self::refused), of an identifier of QPIP.

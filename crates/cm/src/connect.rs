@@ -14,7 +14,7 @@ use crate::types::{
 };
 use crate::{Clocked, Cm, errno};
 
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 /// How long a stranger may take to send its request.
 const REQUEST_NS: u64 = 10 * SECOND;
 /// How long a TCP connection may take to be made.
@@ -245,12 +245,12 @@ impl Cm {
         }
     }
 
-    /// Ends a connection, or agrees to its end. Where this side has said so before, or there is nothing left
-    /// to end, nothing comes of it, as with the kernel's.
+    /// Ends a connection, or agrees to its end. Where this side has said so before, or there is nothing to
+    /// end any more or yet, nothing comes of it, as with the kernel's.
     ///
     /// # Errors
     ///
-    /// There never was one.
+    /// The identifier has neither sent nor received a request.
     pub fn disconnect(&mut self, now: u64, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         if id.protocol.is_of_adapter() {
@@ -269,7 +269,7 @@ impl Cm {
             // Messages may have gone through the queue pair before the peer's program has said a word.
             State::Accepted => id.ended_early = true,
             State::Disconnecting | State::TimeWait => {}
-            State::Over if id.own.is_some() && id.peer.is_some() => {}
+            _ if id.has_asked_or_was_asked() => {}
             _ => return Err(CallError::WrongState),
         }
         Ok(())

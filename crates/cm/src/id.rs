@@ -186,6 +186,14 @@ impl Id {
         if self.qp_type == 0 { qp_type::RC } else { self.qp_type }
     }
 
+    /// Whether a request for a connection was sent or received: from then on the kernel's rdma_cm has a
+    /// connection that `rdma_disconnect` may end, whatever has become of it.
+    pub(crate) fn has_asked_or_was_asked(&self) -> bool {
+        !self.is_datagram()
+            && !matches!(self.state, State::Listening(_))
+            && self.own.or(self.peer).is_some()
+    }
+
     /// Whether it is for datagrams, not for connections.
     pub(crate) fn is_datagram(&self) -> bool {
         match self.space {

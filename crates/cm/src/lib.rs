@@ -90,6 +90,8 @@ pub struct Cm {
     deadlines: BTreeSet<(u64, Clocked)>,
     actions: VecDeque<Action>,
     touched: Vec<ChannelKey>,
+    /// The plain iWARP ports that have accepted a connection of this side last, and when.
+    accepted_at: VecDeque<(SocketAddr, u64)>,
     /// The device is gone.
     removed: bool,
 }
@@ -108,6 +110,7 @@ impl Cm {
             deadlines: BTreeSet::new(),
             actions: VecDeque::new(),
             touched: Vec::new(),
+            accepted_at: VecDeque::new(),
             removed: false,
         }
     }

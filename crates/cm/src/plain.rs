@@ -148,7 +148,12 @@ impl Cm {
     /// The start-up of this side's request has ended; `rest` is what came behind the reply.
     pub(crate) fn answered_plain(&mut self, now: u64, key: IdKey, outcome: Outcome, rest: &[u8]) {
         match outcome {
-            Outcome::Established(negotiated) => self.hand_over(key, true, negotiated, rest),
+            Outcome::Established(negotiated) => {
+                if let Some(peer) = self.ids.get(key).and_then(|id| id.dst) {
+                    self.note_accepted(now, peer);
+                }
+                self.hand_over(key, true, negotiated, rest);
+            }
             Outcome::Rejected { revision: 0 | 1, .. } if self.ask_anew(now, key) => {}
             Outcome::Rejected { private_data, .. } => {
                 if let Some(id) = self.ids.get_mut(key) {
@@ -202,12 +207,26 @@ impl Cm {
         self.tell_data(key, EventKind::Established, 0, data, peer);
     }
 
-    /// It is over, or the adapter could not take it.
+    /// The adapter could not take the stream of [`Action::HandOver`].
+    pub fn handle_not_taken(&mut self, key: IdKey) {
+        let state = self.ids.get(key).map(|id| &id.state);
+        if matches!(state, Some(State::Connecting | State::Accepted)) {
+            self.fail(key, EventKind::ConnectError, -errno::CONNRESET);
+        }
+    }
+
+    /// The connection that the adapter has, or was to make, is over. A client of plain iWARP that leaves
+    /// after this side's reply was connected: hardware reports the connection when it sends the reply, and
+    /// servers that go on after a client has left end at a connect error.
     pub fn handle_ended(&mut self, key: IdKey) {
         let Some(id) = self.ids.get_mut(key).filter(|id| id.protocol.is_of_adapter()) else {
             return;
         };
         match id.state {
+            State::Accepted if id.protocol == Protocol::Iwarp => {
+                self.handle_established(key);
+                self.handle_ended(key);
+            }
             State::Connecting | State::Accepted => {
                 self.fail(key, EventKind::ConnectError, -errno::CONNRESET);
             }
@@ -221,17 +240,18 @@ impl Cm {
         }
     }
 
-    /// The program ends a connection. What the peer has ended is over.
+    /// The program ends a connection, also one that is not established yet. What the peer has ended is over.
     pub(crate) fn disconnect_plain(&mut self, now: u64, key: IdKey) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         match id.state {
-            State::Established => {
+            State::Established | State::Accepted => {
                 id.state = State::Disconnecting;
                 self.actions.push_back(Action::End { id: key });
                 self.set_deadline(key, Some(now + DISCONNECT_NS));
                 Ok(())
             }
             State::Disconnecting | State::Disconnected | State::TimeWait => Ok(()),
+            _ if id.has_asked_or_was_asked() => Ok(()),
             _ => Err(CallError::WrongState),
         }
     }

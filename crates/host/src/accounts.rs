@@ -2,7 +2,6 @@
 
 use std::ffi::CString;
 use std::fmt;
-use std::fs;
 use std::io;
 
 /// The longest entry of the user database that makes sense.
@@ -68,7 +67,7 @@ impl Account {
 
     /// The number of those who have none.
     fn overflow(self) -> u32 {
-        let text = fs::read_to_string(match self {
+        let text = crate::sys::read_text(match self {
             Self::User => "/proc/sys/kernel/overflowuid",
             Self::Group => "/proc/sys/kernel/overflowgid",
         });
@@ -76,7 +75,7 @@ impl Account {
     }
 
     fn all_have_numbers(self) -> bool {
-        let map = fs::read_to_string(match self {
+        let map = crate::sys::read_text(match self {
             Self::User => "/proc/self/uid_map",
             Self::Group => "/proc/self/gid_map",
         });

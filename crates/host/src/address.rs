@@ -7,7 +7,7 @@ use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use crate::error::OpenError;
-use crate::sys::{RawAddr, check};
+use crate::sys::{RawAddr, check, with_more_descriptors};
 
 /// The address that a user wants the device to have: `10.0.0.1`, `fd00::1`, or with the interface that has
 /// it, `fe80::1%eth0`.
@@ -141,6 +141,11 @@ fn mtu_code(bytes: u32) -> u8 {
 ///
 /// What `getifaddrs` reports.
 pub fn host_addresses() -> io::Result<Vec<HostAddress>> {
+    // It takes a descriptor for a moment.
+    with_more_descriptors(list_addresses)
+}
+
+fn list_addresses() -> io::Result<Vec<HostAddress>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs fills in one pointer, a live variable.
     check(unsafe { libc::getifaddrs(&raw mut list) })?;

@@ -11,6 +11,8 @@ use quipu_strict::Ignored;
 use crate::address::WantedAddress;
 use crate::qpip::QpipConfig;
 
+mod iwarp;
+
 /// Settings of an engine.
 ///
 /// # Environment
@@ -34,6 +36,7 @@ use crate::qpip::QpipConfig;
 /// | `QUIPU_PCAP_MB` | 1 to 1048576, default 1024 | longest such file |
 /// | `QUIPU_PCAP_SNAPLEN` | 0 (default) to 65535 | most bytes of a packet that are kept; 0: all |
 /// | `QUIPU_MULTICAST_PORT` | 1 to 65535, default 20804 | UDP port of datagrams to multicast groups; the same everywhere |
+/// | `QUIPU_IWARP_SPEAK_FIRST_MS` | 1 to 10000, default 100; `never` | see [`Config::speak_first`] |
 /// | `QUIPU_FAULTS` | a file | a plan of faults to inject (`docs/faults.md`) |
 /// | `QUIPU_FAULT_LOG` | a file, `%p` in its name is the process | where injected faults are told, in JSON lines; by default on standard error |
 /// | `QUIPU_FAULT_REPLAY` | a file | such a log, whose faults are injected again instead of what the plan draws |
@@ -73,6 +76,9 @@ pub struct Config {
     pub arena_bytes: usize,
     /// The UDP port of datagrams to multicast groups, the same at every host that is to be in one.
     pub multicast_port: u16,
+    /// Plain iWARP: after which silence of a client that did not ask for peer-to-peer mode a server may send
+    /// first. `None`: it never does, as RFC 5044 7.1.2 has it.
+    pub speak_first: Option<Duration>,
     /// A plan of faults to inject. `None`: none are.
     pub faults: Option<PathBuf>,
     /// Where injected faults are told, in JSON lines; `%p` is the process. `None`: on standard error.
@@ -220,6 +226,7 @@ impl Default for Config {
             congestion: None,
             arena_bytes: 1 << 30,
             multicast_port: 20_804,
+            speak_first: Some(iwarp::SPEAK_FIRST),
             faults: None,
             fault_log: None,
             fault_replay: None,
@@ -334,6 +341,7 @@ impl Config {
                 port.ok_or_else(|| bad("QUIPU_MULTICAST_PORT", value, "a number from 1 to 65535"))?;
         }
 
+        config.speak_first = iwarp::speak_first(&lookup)?;
         config.congestion = lookup("QUIPU_CONGESTION")?.map(|value| value.trim().to_owned());
         config.faults = file("QUIPU_FAULTS");
         config.fault_log = file("QUIPU_FAULT_LOG");

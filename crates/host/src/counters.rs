@@ -404,7 +404,7 @@ fn create_locked(path: &Path) -> io::Result<File> {
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
     options.custom_flags(libc::O_NOFOLLOW);
     for _ in 0..CREATIONS {
-        let file = sys::above_standard(options.open(path)?)?;
+        let file = sys::move_file_up(options.open(path)?)?;
         match file.try_lock() {
             Ok(()) if is_at(&file, path) => return file.set_len(0).map(|()| file),
             Ok(()) => {}

@@ -133,7 +133,7 @@ fn descriptors() -> Check {
     match sys::descriptor_limit() {
         Ok((soft, hard)) => {
             let verdict = if hard < COMFORTABLE { Verdict::Warn } else { Verdict::Ok };
-            let detail = format!("limit {soft}, raised up to {hard} when needed");
+            let detail = format!("limit {soft}; the adapter takes numbers up to {hard}");
             Check::new(NAME, verdict, detail).remedy(
                 "each connection to another host takes one; raise the hard limit (ulimit -Hn)",
             )

@@ -1,12 +1,12 @@
 //! Becoming another program, which finds the signals as this one was started with; and what is to be known
 //! of a program before.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,8 +63,49 @@ pub fn become_program(command: &mut Command) -> io::Error {
 #[must_use]
 pub fn may_execute(file: &Path) -> bool {
     let Ok(name) = CString::new(file.as_os_str().as_bytes()) else { return false };
-    // SAFETY: a string that ends with a zero.
-    unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), libc::X_OK, libc::AT_EACCESS) == 0 }
+    let asked = |flags| {
+        // SAFETY: a string that ends with a zero.
+        unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), libc::X_OK, flags) == 0 }
+    };
+    // Container runtimes that do not know faccessat2(2) refuse it with EPERM, which the kernel's own never
+    // gives for this question. The older call, without flags, asks for the real user, who is the same one
+    // unless this program gains rights, and it does not.
+    asked(libc::AT_EACCESS)
+        || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM) && asked(0)
+}
+
+/// The file that this process runs: as the kernel knows it or, where there is no `/proc`, by the path with
+/// which it was started.
+///
+/// # Errors
+///
+/// Neither is known.
+pub fn own_file() -> io::Result<PathBuf> {
+    std::env::current_exe().or_else(|error| {
+        // SAFETY: takes an integer.
+        let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const libc::c_char;
+        if path.is_null() {
+            return Err(error);
+        }
+        // SAFETY: the kernel has put a string there that ends with a zero and stays (getauxval(3)).
+        let path = unsafe { CStr::from_ptr(path) };
+        Ok(PathBuf::from(OsStr::from_bytes(path.to_bytes())))
+    })
+}
+
+/// Effective user and group of this process.
+#[must_use]
+pub fn effective_user_and_group() -> (u32, u32) {
+    // SAFETY: neither has arguments, nor fails.
+    unsafe { (libc::geteuid(), libc::getegid()) }
+}
+
+/// Whether programs that this process starts get no more rights than it has, whatever their files say
+/// (`PR_SET_NO_NEW_PRIVS` of prctl(2)).
+#[must_use]
+pub fn may_gain_no_privileges() -> bool {
+    // SAFETY: takes integers only.
+    unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1 }
 }
 
 /// Whether a file has capabilities (capabilities(7)), which the kernel gives to the program in it.

@@ -12,6 +12,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
+use quipu_cabi::descriptors::{restore_limit_in_child, with_raised_limit};
 
 /// How many forks lie between the first process and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
@@ -70,6 +71,13 @@ pub(crate) fn identity(fd: c_int) -> Option<u64> {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    restore_limit_in_child();
+    // Numbers beyond the program's limit can be taken only if that is higher.
+    with_raised_limit(withdraw);
+}
+
+/// Takes from this child what its parent has withheld.
+fn withdraw() {
     let mut nothing = Nothing { fd: -1, is_extra: false };
     for (part_at, part) in WITHHELD.iter().enumerate() {
         // SAFETY: null, or a part, which lives for ever.

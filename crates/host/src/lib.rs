@@ -81,8 +81,14 @@ pub use engine::{
     CompletionEvent, ContextId, Doorbell, Engine, EventsReported, QpipInfo, TcpEvent,
 };
 pub use error::{EngineError, OpenError};
-pub use exec::{become_program, gives_no_rights, has_capabilities, may_execute};
+pub use exec::{
+    become_program, effective_user_and_group, gives_no_rights, has_capabilities, may_execute,
+    may_gain_no_privileges, own_file,
+};
 pub use interrupts::Interrupts;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{Guests, ShareError, Sharer};
 pub use sys::with_more_descriptors;
+
+/// A descriptor to be watched, as [`Engine::poll_within`] takes it.
+pub type PollEntry = libc::pollfd;

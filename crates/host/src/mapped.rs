@@ -114,7 +114,7 @@ impl Mappings {
             return true;
         }
         let list = self.list.get_or_init(|| {
-            let file = File::open(LIST).ok()?;
+            let file = sys::with_more_descriptors(|| File::open(LIST)).ok()?;
             sys::adopt(file.into_raw_fd()).ok()
         });
         let asked = list.as_ref().and_then(|list| ask(list, addr, end, write).ok());
@@ -168,7 +168,7 @@ pub(crate) fn page_size() -> usize {
 
 /// Reads the text of the list; `None` if it cannot be read, or not far enough.
 fn read(addr: usize, end: usize, write: bool) -> Option<bool> {
-    let file = File::open(LIST).ok()?;
+    let file = sys::with_more_descriptors(|| File::open(LIST)).ok()?;
     search(BufReader::with_capacity(64 << 10, file.take(TEXT_BYTES)), addr, end, write)
 }
 

@@ -1,7 +1,7 @@
 //! System calls, each behind a safe function that owns its descriptors.
 //!
-//! Every descriptor made here is close-on-exec and numbered 3 or above: a program that runs with
-//! standard input, output or error closed must not find our sockets there.
+//! Every descriptor made here is close-on-exec and, but for those that the program waits for, out of its way
+//! ([`quipu_cabi::descriptors`]).
 
 use std::fs::File;
 use std::io;
@@ -11,22 +11,23 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use libc::{c_int, c_void, socklen_t};
+pub use quipu_cabi::descriptors::with_more_descriptors;
+pub(crate) use quipu_cabi::descriptors::{above_standard, move_file_up, move_up};
 
 pub(crate) use self::apart::spawn_apart;
+pub(crate) use self::queue_fd::QueueFd;
 #[cfg(test)]
 pub(crate) use self::wait::is_readable;
 pub(crate) use self::wait::{
-    Epoll, EventFd, QueueFd, ReadyList, poll, poll_entry, wait_beside, wait_either, wait_readable,
+    Epoll, EventFd, ReadyList, poll, poll_entry, wait_beside, wait_either, wait_readable,
     wait_readable_within, wait_writable,
 };
 
 use crate::fork;
 
 mod apart;
+mod queue_fd;
 mod wait;
-
-/// The lowest number that a descriptor of ours may have.
-const LOWEST_FD: c_int = 3;
 
 /// Turns the -1 of a system call into the error it left in errno.
 pub(crate) fn check(result: c_int) -> io::Result<c_int> {
@@ -38,13 +39,13 @@ pub(crate) fn check_len(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Takes ownership of a descriptor that a system call has just returned, and moves it above the
-/// standard ones.
+/// Takes ownership of a descriptor that a system call has just returned, and moves it out of the program's
+/// way.
 pub(crate) fn adopt(fd: c_int) -> io::Result<OwnedFd> {
     // SAFETY: the callers pass a descriptor that the kernel has just given them and nobody else
     // knows, as `from_raw_fd` asks.
     let owned = unsafe { OwnedFd::from_raw_fd(check(fd)?) };
-    above_standard_fd(owned)
+    move_up(owned)
 }
 
 /// As [`adopt`], of a socket: children of fork do not get it.
@@ -54,23 +55,15 @@ pub(crate) fn adopt_socket(fd: c_int) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The same open file by a descriptor above the standard ones.
-pub(crate) fn above_standard_fd(fd: OwnedFd) -> io::Result<OwnedFd> {
-    if fd.as_raw_fd() >= LOWEST_FD { Ok(fd) } else { duplicate(&fd) }
-}
-
-/// A file whose descriptor is above the standard ones. Its locks stay.
-pub(crate) fn above_standard(file: File) -> io::Result<File> {
-    if file.as_raw_fd() >= LOWEST_FD {
-        return Ok(file);
-    }
-    duplicate(&file.into()).map(File::from)
-}
-
 /// Opens a log to add to it; `%p` in its name is the process.
 pub(crate) fn log(path: &Path) -> io::Result<File> {
     let name = quipu_cabi::per_process(path.as_os_str());
-    above_standard(File::options().create(true).append(true).open(name)?)
+    move_file_up(File::options().create(true).append(true).open(name)?)
+}
+
+/// The text of a file, also where the program has as many descriptors as it may have.
+pub(crate) fn read_text(path: &str) -> io::Result<String> {
+    with_more_descriptors(|| std::fs::read_to_string(path))
 }
 
 /// The longest file that this process may make (`RLIMIT_FSIZE`), in bytes.
@@ -104,29 +97,6 @@ pub(crate) fn descriptor_of(process: &OwnedFd, fd: u32) -> io::Result<OwnedFd> {
     // SAFETY: takes integers only.
     let get = || adopt(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, fd, 0) } as c_int);
     with_more_descriptors(get)
-}
-
-/// Another descriptor for the same open file.
-fn duplicate(fd: &OwnedFd) -> io::Result<OwnedFd> {
-    // SAFETY: F_DUPFD_CLOEXEC takes an integer and touches no memory.
-    let raw = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LOWEST_FD) })?;
-    // SAFETY: the descriptor is new and ours alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
-}
-
-/// Runs `make`; if the process is out of descriptors, raises the soft limit and tries once more.
-///
-/// # Errors
-///
-/// Those of `make`; or the limit cannot be raised.
-pub fn with_more_descriptors<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    match make() {
-        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-            raise_descriptor_limit(u64::MAX)?;
-            make()
-        }
-        outcome => outcome,
-    }
 }
 
 /// The status flags (`O_NONBLOCK` and others) of a descriptor.
@@ -629,14 +599,11 @@ pub(crate) fn processors_online() -> usize {
 
 /// Soft and hard limit of open descriptors.
 pub(crate) fn descriptor_limit() -> io::Result<(u64, u64)> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel fills in one rlimit, a live variable.
-    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
-    Ok((limit.rlim_cur, limit.rlim_max))
+    quipu_cabi::descriptors::limit().map(|limit| (limit.rlim_cur, limit.rlim_max))
 }
 
-/// Raises the soft limit of open descriptors to `wanted` or the hard limit, whichever is less.
-/// Returns what it is afterwards.
+/// Raises the soft limit of open descriptors to `wanted` or the hard limit, whichever is less, for good: only
+/// in a process that is Quipu's own. Returns what it is afterwards.
 pub(crate) fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
     let (soft, hard) = descriptor_limit()?;
     let target = wanted.min(hard);

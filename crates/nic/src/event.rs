@@ -57,6 +57,9 @@ pub enum Event {
 pub enum StreamChange {
     /// Both ends may send: the ready-to-receive message has come, or none was agreed on.
     Established,
+    /// This end is a responder, its initiator has said nothing yet, and this end begins
+    /// ([`Config::speaks_first_after_ns`](crate::Config::speaks_first_after_ns)).
+    SpokeFirst,
     /// It is over, by whichever end: the queue pair is in error, and has lost it.
     Ended,
 }

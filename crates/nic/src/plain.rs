@@ -8,8 +8,12 @@
 //!   acknowledgement.
 //! - A Send that finds no receive ends the connection: there is no way to tell the peer to wait.
 //! - A responder says nothing before the first FPDU of the initiator (RFC 5044 7.1.2). In peer-to-peer mode
-//!   that is a ready-to-receive message, which no program sees (RFC 6581 9.2).
+//!   that is a ready-to-receive message, which no program sees (RFC 6581 9.2). Without it, the responder may
+//!   speak after a silence ([`Config::speaks_first_after_ns`](crate::Config::speaks_first_after_ns)).
+//! - An initiator repeats its ready-to-receive Write while the peer is silent ([`REPEATS_NS`]).
 //! - The end of the stream is the end of the queue pair: everything is flushed.
+
+use std::collections::VecDeque;
 
 use quipu_iwarp::setup::rtr_ird;
 use quipu_iwarp::wire::rdmap::{ReadRequest, TaggedOp, UntaggedOp};
@@ -33,6 +37,11 @@ use crate::types::{Access, AsyncEvent, ConnId, QpId, QpState, Time};
 /// The STag of both ends of a ready-to-receive read, which touches no memory. Not 0: some adapters refuse
 /// that.
 const OPENING_STAG: Stag = Stag(1);
+
+/// How long after the hand-over an initiator repeats its ready-to-receive Write if the peer is still silent.
+/// Linux siw sends the MPA reply before it sets the callback of its socket. It reads an FPDU that arrives in
+/// between when the next segment arrives, and not before.
+pub(crate) const REPEATS_NS: [u64; 3] = [20_000_000, 100_000_000, 500_000_000];
 
 /// Which end of a stream this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +76,25 @@ pub(crate) enum Gate {
     Open,
     /// A responder that has heard nothing yet may not.
     Held,
-    /// An initiator says this first.
+    /// A responder has heard nothing for so long that it may speak first. It has not done so yet.
+    Silent,
+    /// It has, and has still heard nothing.
+    SpokeFirst,
+    /// An initiator says this first, or again.
     Opening(Rtr),
+}
+
+impl Gate {
+    /// Whether a responder waits for the first FPDU of the initiator.
+    #[inline]
+    pub(crate) const fn awaits_initiator(self) -> bool {
+        matches!(self, Self::Held | Self::Silent | Self::SpokeFirst)
+    }
+
+    /// Whether a TERMINATE may be sent.
+    pub(crate) const fn may_end(self) -> bool {
+        matches!(self, Self::Open | Self::Silent | Self::SpokeFirst)
+    }
 }
 
 /// What is known only of a stream of plain iWARP.
@@ -78,6 +104,9 @@ pub(crate) struct Plain {
     awaited: Option<Rtr>,
     /// Initiator: the ready-to-receive read is not answered yet.
     answer_due: bool,
+    /// Initiator: when the stream was handed over, and how many of [`REPEATS_NS`] have passed. `None`: it
+    /// repeats nothing.
+    opening: Option<(Time, usize)>,
     /// Whether atomics were agreed on.
     rfc7306: bool,
 }
@@ -118,16 +147,23 @@ impl<P: Probe> Adapter<P> {
         });
         qp.state = QpState::Rts;
         let stream = open(hub, conn, adoption);
-        let awaits = stream.plain.is_some_and(|plain| plain.awaited.is_some());
+        let plain = stream.plain;
         established(qp, hub, Path::Stream(Box::new(stream)));
         if let Path::Stream(stream) = &mut qp.path {
             stream.make_ready(&mut hub.ready);
         }
-        if awaits {
+        if plain.is_some_and(|plain| plain.awaited.is_some()) {
             hub.limit_setup(conn);
-        } else {
-            hub.tell_stream(id, conn, StreamChange::Established);
+            return Ok(conn);
         }
+        let silence = match adoption.role {
+            Role::Initiator => plain.and_then(|plain| plain.opening).map(|_| REPEATS_NS[0]),
+            Role::Responder => hub.config.speaks_first_after_ns,
+        };
+        if let Some(silence) = silence {
+            hub.set_conn_alarm(conn, Some(now.after(silence)));
+        }
+        hub.tell_stream(id, conn, StreamChange::Established);
         Ok(conn)
     }
 }
@@ -146,19 +182,68 @@ fn open<P>(hub: &Hub<P>, conn: ConnId, adoption: &Adoption) -> StreamPath {
     let max_ulpdu = hub.config.max_ulpdu.min(u32::from(u16::MAX) - 3) as u16;
     let sender = Sender::new(negotiated, max_ulpdu);
     let mut stream = StreamPath::new(conn, sender, Receiver::new(negotiated, extensions));
-    let mut plain = Plain { awaited: None, answer_due: false, rfc7306: adoption.rfc7306 };
+    let rfc7306 = adoption.rfc7306;
+    let mut plain = Plain { awaited: None, answer_due: false, opening: None, rfc7306 };
+    // The first alarms are for the silence of the peer, all others for FPDUs that are not whole.
     match (adoption.role, negotiated.rtr) {
-        (Role::Initiator, Some(rtr)) => stream.gate = Gate::Opening(rtr),
+        (Role::Initiator, Some(rtr)) => {
+            stream.gate = Gate::Opening(rtr);
+            if rtr == Rtr::Write {
+                plain.opening = Some((hub.now, 0));
+                stream.watched = true;
+            }
+        }
         (Role::Initiator, None) => {}
         (Role::Responder, rtr) => {
             plain.awaited = rtr;
-            // The first alarm is for that, all others for FPDUs that are not whole.
-            stream.watched = rtr.is_some();
+            stream.watched = rtr.is_some() || hub.config.speaks_first_after_ns.is_some();
             stream.gate = Gate::Held;
         }
     }
     stream.plain = Some(plain);
     stream
+}
+
+/// An alarm of a stream has passed. If it was for the silence of the peer, does what is due then: an
+/// initiator repeats its ready-to-receive message, a responder may speak. When the next one is due.
+#[cold]
+pub(crate) fn silence_passed<P>(stream: &mut StreamPath, hub: &mut Hub<P>) -> Option<Time> {
+    if stream.heard || stream.partial.is_some() {
+        return None;
+    }
+    if stream.gate == Gate::Held {
+        stream.gate = Gate::Silent;
+        stream.make_ready(&mut hub.ready);
+        return None;
+    }
+    let (since, passed) = stream.plain.as_mut()?.opening.as_mut()?;
+    let mut due = false;
+    while REPEATS_NS.get(*passed).is_some_and(|&after| since.after(after) <= hub.now) {
+        *passed += 1;
+        due = true;
+    }
+    let next = REPEATS_NS.get(*passed).map(|&after| since.after(after));
+    // No other message may cut a Write, whose next segment does as well.
+    let within_write = stream.outgoing.is_some_and(|outgoing| outgoing.msg.msn().is_none());
+    if due && stream.gate == Gate::Open && !within_write {
+        stream.gate = Gate::Opening(Rtr::Write);
+        stream.make_ready(&mut hub.ready);
+    }
+    next
+}
+
+/// Whether a message may begin now. A responder that speaks before the initiator says so.
+#[cold]
+pub(crate) fn may_speak_unheard(
+    stream: &mut StreamPath,
+    events: &mut VecDeque<Event>,
+    qp: QpId,
+) -> bool {
+    if stream.gate == Gate::Silent {
+        stream.gate = Gate::SpokeFirst;
+        events.push_back(Event::Stream { qp, conn: stream.conn, change: StreamChange::SpokeFirst });
+    }
+    stream.gate == Gate::SpokeFirst
 }
 
 /// Writes the ready-to-receive message of an initiator; `None` if there is no room.

@@ -60,6 +60,9 @@ pub(crate) struct Requester {
     pub(crate) cut: Cut,
     /// When to give up on a peer that cannot be reached.
     pub(crate) deadline: Option<Time>,
+    /// Whether the deadline has passed while a stream stood whose peer has said nothing yet. If that stream
+    /// ends too, requests fail.
+    pub(crate) overdue: bool,
     /// Whether an unreliable peer could not be reached for so long that nothing waits for it any more.
     pub(crate) away: bool,
     /// When to try again to reach the peer, and how often that was done.

@@ -344,6 +344,7 @@ fn silence(qp: &mut Qp) {
     qp.requester.held = false;
     qp.requester.cut = Cut::Not;
     qp.requester.deadline = None;
+    qp.requester.overdue = false;
     qp.requester.reconnect_at = None;
     qp.fates.clear();
     qp.rq.spare();

@@ -329,11 +329,13 @@ fn settle_until<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, now: Option<Time>) {
     }
 }
 
-/// Sets the alarm for what is held longest.
+/// Sets the alarm for what is held longest. If another write to the same place had the bytes placed early,
+/// the next alarm counts the first one as executed. It lies after now, as every deadline does.
 fn set_alarm<P>(id: QpId, hub: &mut Hub<P>) {
     let held = hub.unordered.as_ref().and_then(|unordered| unordered.held.get(&id));
     let Some(held) = held else { return };
     let (mut alarm, at) = (held.alarm, held.steps.front().map(|&(due, _)| due));
+    let at = at.map(|due| due.max(hub.now.after(1)));
     hub.set_alarm(&mut alarm, Alarm::Held(id), at);
     if let Some(held) = hub.unordered.as_mut().and_then(|unordered| unordered.held.get_mut(&id)) {
         held.alarm = alarm;

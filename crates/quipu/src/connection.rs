@@ -118,7 +118,7 @@ impl Identifier {
 }
 
 /// What a queue pair says of itself.
-fn param(qp: &QueuePair, private_data: &[u8]) -> Param {
+pub(crate) fn param(qp: &QueuePair, private_data: &[u8]) -> Param {
     let (retry_count, rnr_retry_count) = qp.built().retries();
     Param {
         private_data: private_data.to_vec(),

@@ -173,6 +173,15 @@ impl CompletionQueue {
         Ok(self.inner.device.opened.engine.moderate_cq(self.inner.id, count, period_ns)?)
     }
 
+    /// Takes an event if there is one.
+    pub(crate) fn take_event(&self) -> Result<(), Error> {
+        let engine = &self.inner.device.opened.engine;
+        match engine.wait_channel_within(self.inner.channel, Some(Duration::ZERO)) {
+            Ok(_) | Err(EngineError::Interrupted | EngineError::WaitOn) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Takes the event that was asked for, and waits for it.
     ///
     /// # Errors

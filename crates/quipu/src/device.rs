@@ -3,12 +3,13 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use quipu_host::nic::mem::Vouched;
 use quipu_host::nic::{Access, AsyncEvent, Fault, Gid, PdId};
 use quipu_host::{Config, ContextId, Engine, Guests, ShareError, Sharer};
 
 use crate::cq::CompletionQueue;
 use crate::error::Error;
-use crate::memory::MemoryRegion;
+use crate::memory::{MemoryRegion, VouchedRegion};
 use crate::qp::QueuePairBuilder;
 use crate::qpip;
 use crate::srq::SharedReceiveQueue;
@@ -128,6 +129,12 @@ impl Device {
         CompletionQueue::new(self, entries)
     }
 
+    /// Sends what peers still wait for, and ends all connections: for the end of the process. Nothing can be
+    /// sent afterwards.
+    pub fn shut_down(&self) {
+        self.opened.engine.shutdown_flush();
+    }
+
     /// Waits for an asynchronous event about the objects of this device.
     ///
     /// # Errors
@@ -179,6 +186,15 @@ impl ProtectionDomain {
     /// the adapter has no more regions.
     pub fn register(&self, len: usize, access: Access) -> Result<MemoryRegion, Error> {
         MemoryRegion::new(self, len, access)
+    }
+
+    /// Registers memory for which the caller vouches, as libraries with a C interface do.
+    ///
+    /// # Errors
+    ///
+    /// The memory is not there, or its rights exclude each other.
+    pub fn register_vouched(&self, memory: Vouched) -> Result<VouchedRegion, Error> {
+        VouchedRegion::new(self, memory)
     }
 
     /// Begins a queue pair whose sends complete to one queue, and receives to another or the same, both of

@@ -12,6 +12,7 @@
 //! | [`QueuePairBuilder::build_datagram`] | a queue pair for datagrams, to anybody and to multicast groups |
 //! | [`QueuePair::post_recv`], [`QueuePair::post_send`] | hand work to the adapter |
 //! | [`QueuePair::post_recvs`], [`QueuePair::post_sends`] | hand it a list, with one doorbell |
+//! | [`am::Port`] | Active Messages: handlers that peers call |
 //! | [`qpip::Adapter`] | an adapter with a TCP of its own, whose peers may be sockets |
 //! | [`CompletionQueue::poll`], [`CompletionQueue::wait`] | tell what work is done |
 //! | [`CompletionQueue::moderate`] | lets a program sleep for many completions |
@@ -50,6 +51,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod am;
 mod connection;
 mod cq;
 mod datagram;
@@ -69,7 +71,7 @@ pub use datagram::{DatagramAddress, DatagramQueuePair, Destination, ROUTE_HEADER
 pub use device::{Device, ProtectionDomain};
 pub use endpoint::{Endpoint, EndpointSyntaxError};
 pub use error::Error;
-pub use memory::{MemoryRegion, RemoteMemory};
+pub use memory::{MemoryRegion, RemoteMemory, VouchedRegion};
 pub use qp::{QueuePair, QueuePairBuilder};
 pub use quipu_host::connection::EventKind;
 pub use quipu_host::nic::{

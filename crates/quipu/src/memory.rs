@@ -1,6 +1,6 @@
 //! Memory that the adapter uses.
 
-use quipu_host::nic::mem::{Segment, SegmentError};
+use quipu_host::nic::mem::{Segment, SegmentError, Vouched};
 use quipu_host::nic::{Access, Fault, Key, Region, Sge};
 
 use crate::device::ProtectionDomain;
@@ -144,6 +144,32 @@ impl MemoryRegion {
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         // The adapter holds a share of the memory, should this fail.
+        let _ = self.pd.device().opened.engine.dereg_mr(self.region.id);
+    }
+}
+
+/// Registered memory that the program has got elsewhere, and vouches for.
+#[derive(Debug)]
+pub struct VouchedRegion {
+    region: Region,
+    pd: ProtectionDomain,
+}
+
+impl VouchedRegion {
+    pub(crate) fn new(pd: &ProtectionDomain, memory: Vouched) -> Result<Self, Error> {
+        let region = pd.device().opened.engine.reg_mr(pd.inner.id, memory)?;
+        Ok(Self { region, pd: pd.clone() })
+    }
+
+    /// The key under which own work requests name it, and peers do what its rights allow.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.region.key
+    }
+}
+
+impl Drop for VouchedRegion {
+    fn drop(&mut self) {
         let _ = self.pd.device().opened.engine.dereg_mr(self.region.id);
     }
 }

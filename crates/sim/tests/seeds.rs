@@ -104,6 +104,12 @@ fn seeds_that_found_something() {
     for seed in [30, 91, 136, 179, 743, 1465, 2807, 6738, 9725, 11_440, 22_345, 9_115_758] {
         assert_eq!(run(seed, &options).failure, None);
     }
+    // Requests waited for ever for a peer that asked for a stream and never got the reply.
+    for seed in [770_011_183, 770_015_924, 770_036_664, 500_038_217, 500_089_550, 880_048_905] {
+        assert_eq!(run(seed, &options).failure, None);
+    }
+    // The alarm of a write that is placed out of order was due at once.
+    assert_eq!(run(500_082_108, &options).failure, None);
     let others = [(Service::Uc, 588), (Service::Uc, 712), (Service::Xrc, 178), (Service::Ud, 40)];
     let others = others.into_iter().chain([3_502_536, 7_309_721].map(|seed| (Service::Xrc, seed)));
     let others = others.chain([7_101_233, 7_205_557].map(|seed| (Service::Iwarp, seed)));

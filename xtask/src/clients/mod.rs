@@ -2,6 +2,7 @@
 //! two hosts that are network namespaces.
 
 mod capture;
+mod checked;
 mod datagrams;
 mod faults;
 mod hosts;

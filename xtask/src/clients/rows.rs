@@ -5,8 +5,8 @@ use crate::stage::Staged;
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
-    Hosts, LIMIT, Row, capture, datagrams, faults, infiniband, iwarp, libfabric, openmpi, others,
-    planned, qp0, qpip, rdmacm, single, sockets, suite, trace,
+    Hosts, LIMIT, Row, capture, checked, datagrams, faults, infiniband, iwarp, libfabric, openmpi,
+    others, planned, qp0, qpip, rdmacm, single, sockets, suite, trace,
 };
 
 /// Exchanges of a row with one size.
@@ -95,6 +95,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(rdmacm::over_tcp(staged));
     rows.extend(rdmacm::strictly(staged));
     rows.extend(single::limits(staged));
+    rows.extend(checked::rows(staged));
     rows.extend(capture::rows(staged));
     rows.extend(trace::rows(staged));
     rows.extend(suite::rows(staged));

@@ -52,6 +52,12 @@ fn forks_descriptors_and_threads_are_no_surprise() {
 }
 
 #[test]
+fn descriptors_are_out_of_the_way_and_channels_are_as_the_kernels() {
+    let Some(program) = compiled("descriptors") else { return };
+    printed(over_engine().run_alone(program, &[("QUIPU_SAME_HOST", "never")]));
+}
+
+#[test]
 fn every_error_is_reached_through_a_plan_of_faults() {
     let Some(program) = compiled("faults") else { return };
     printed(over_engine().run(program, &[]));

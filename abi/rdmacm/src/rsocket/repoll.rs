@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use libc::{c_int, c_long, epoll_event};
 use quipu_abi_trace::entry;
+use quipu_cabi::descriptors::move_up;
 use quipu_cabi::{Errno, IntMinusOne};
 
 use super::socket::{Socket, epoll_set, millis};
@@ -97,13 +98,18 @@ fn wait(set: &OwnedFd, events: &mut [epoll_event], limit: c_int) -> Result<usize
     system(got as c_int).map(|got| got as usize)
 }
 
+/// A descriptor out of the program's way.
+fn high(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    move_up(fd).map_err(|_| Errno::EMFILE)
+}
+
 impl Set {
     fn new() -> Result<Self, Errno> {
-        let (fd, plain) = (epoll_set()?, epoll_set()?);
+        let (fd, plain) = (epoll_set()?, high(epoll_set()?)?);
         // SAFETY: eventfd(2) takes integers.
         let bell = system(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
         // SAFETY: the kernel just made it, for this set.
-        let bell = unsafe { OwnedFd::from_raw_fd(bell) };
+        let bell = high(unsafe { OwnedFd::from_raw_fd(bell) })?;
         let mut event = epoll_event { events: libc::EPOLLIN as u32, u64: PLAIN };
         control(&fd, libc::EPOLL_CTL_ADD, plain.as_raw_fd(), &mut event)?;
         // It is never read: each write is an edge.

@@ -231,7 +231,8 @@ static void bound_again(void)
 	struct sockaddr_in in = { .sin_family = AF_INET }, nobody, told;
 	socklen_t length = sizeof in;
 	int rs = rsocket(AF_INET, SOCK_STREAM, 0), listens = listening(&nobody);
-	CHECK(rclose(listens) == 0 && rbind(rs, (struct sockaddr *)&in, sizeof in) == 0);
+	/* In this order, or the port that is closed may be the one that it is bound to. */
+	CHECK(rbind(rs, (struct sockaddr *)&in, sizeof in) == 0 && rclose(listens) == 0);
 	CHECK(rgetsockname(rs, (struct sockaddr *)&in, &length) == 0 && in.sin_port != 0);
 	for (int i = 0; i < 2; i++) {
 		FAILS(rconnect(rs, (struct sockaddr *)&nobody, sizeof nobody), ECONNREFUSED);

@@ -67,6 +67,12 @@ impl World {
 /// A stream that asks, with everything before its request done.
 fn asking() -> (World, IdKey, StreamKey) {
     let mut world = World::new(Config { asks_plain: true, ..Config::default() });
+    let (id, stream) = ask(&mut world);
+    (world, id, stream)
+}
+
+/// One more, of the same program to the same port.
+fn ask(world: &mut World) -> (IdKey, StreamKey) {
     let id = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();
     let own = Ok("10.0.0.1:888".parse().unwrap());
     world.cm.resolved(id, "10.0.0.9:4444".parse().unwrap(), own).unwrap();
@@ -82,7 +88,7 @@ fn asking() -> (World, IdKey, StreamKey) {
     let actions = world.actions();
     let [Action::Connect { stream, first, .. }] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(first[..], b"MPA ID Req Frame\x50\x02\0\x07\xc0\0\xc0\x03who"[..]);
-    (world, id, *stream)
+    (id, *stream)
 }
 
 #[test]
@@ -165,15 +171,32 @@ fn an_identifier_takes_its_stream_with_it() {
 }
 
 #[test]
-fn a_stream_that_the_adapter_does_not_want_or_loses_at_once_is_an_error() {
+fn a_stream_that_the_adapter_does_not_want_or_that_never_opens_is_an_error() {
     let mut world = World::new(Config::default());
     let given = world.accepted();
-    world.cm.handle_ended(given.id);
+    world.cm.handle_not_taken(given.id);
     assert_eq!(world.kinds(), [(EventKind::ConnectError, -104)]);
+    world.cm.handle_not_taken(given.id);
+    world.cm.handle_ended(given.id);
+    assert_eq!(world.kinds(), []);
     let given = world.accepted();
     world.cm.handle_timeout(100 * SECOND);
     assert_eq!(world.kinds(), [(EventKind::Unreachable, -110)]);
     assert_eq!(world.actions(), [Action::End { id: given.id }]);
+}
+
+/// `rping -s -P` ends at a connect error, so one client that leaves early would end it for all.
+#[test]
+fn a_client_that_leaves_after_the_reply_was_connected() {
+    let mut world = World::new(Config::default());
+    let given = world.accepted();
+    world.cm.handle_ended(given.id);
+    let kinds = [(EventKind::Established, 0), (EventKind::Disconnected, 0)];
+    assert_eq!(world.kinds(), kinds);
+    world.cm.disconnect(SECOND, given.id).unwrap();
+    world.cm.destroy_id(given.id).unwrap();
+    assert_eq!(world.actions(), []);
+    assert_eq!(world.cm.load().deadlines, 0);
 }
 
 #[test]
@@ -215,23 +238,42 @@ fn replies_that_refuse_or_cannot_be_accepted() {
     assert_eq!(world.kinds(), [(EventKind::ConnectError, -71)]);
 }
 
-/// The same as where an adapter refuses. There is no message, and so no private data.
+/// The same as where an adapter refuses, and at once, as with hardware and siw. There is no message, and so
+/// no private data.
 #[test]
-fn a_port_that_nobody_listens_on_refuses() {
-    let (mut world, id, mut stream) = asking();
-    let event = loop {
-        world.cm.handle_lost(SECOND, stream, Loss::Refused);
-        if let Some(event) = world.cm.take_event(world.channel).unwrap() {
-            break event;
-        }
-        assert_eq!(world.actions(), [Action::Hold { id }]);
-        world.cm.handle_timeout(10 * SECOND);
+fn a_port_that_nobody_listens_on_refuses_at_once() {
+    let (mut world, _, stream) = asking();
+    world.cm.handle_lost(SECOND, stream, Loss::Refused);
+    assert_eq!(world.actions(), []);
+    let event = world.event();
+    assert_eq!((event.kind, event.status), (EventKind::Rejected, -111));
+    assert_eq!(event.private_data.len(), 0);
+}
+
+/// perftest connects twice: its server closes the listener after the first connection, and opens the next one.
+#[test]
+fn a_port_that_has_accepted_a_connection_may_have_its_next_listener_soon() {
+    let (mut world, _, stream) = asking();
+    world.cm.handle_bytes(SECOND, stream, b"MPA ID Rep Frame\x50\x02\0\x04\x80\0\x80\0");
+    world.actions();
+    let (id, mut stream) = ask(&mut world);
+    let mut now = SECOND;
+    for _ in 1..10 {
+        world.cm.handle_lost(now, stream, Loss::Refused);
+        assert_eq!((world.kinds(), world.actions()), (vec![], vec![Action::Hold { id }]));
+        now = world.cm.poll_timeout().unwrap();
+        world.cm.handle_timeout(now);
         let actions = world.actions();
         let [Action::Connect { stream: next, .. }] = &actions[..] else { panic!("{actions:?}") };
         stream = *next;
-    };
-    assert_eq!((event.kind, event.status), (EventKind::Rejected, -111));
-    assert_eq!(event.private_data.len(), 0);
+    }
+    world.cm.handle_lost(now, stream, Loss::Refused);
+    assert_eq!(world.kinds(), [(EventKind::Rejected, -111)]);
+    assert!(now < 2 * SECOND, "half a second in all");
+    // Ten seconds after the first connection, it is a port like any other.
+    let (_, stream) = ask(&mut world);
+    world.cm.handle_lost(11 * SECOND, stream, Loss::Refused);
+    assert_eq!((world.kinds(), world.actions()), (vec![(EventKind::Rejected, -111)], vec![]));
 }
 
 /// An adapter that knows revision 1 only does not take a request of revision 2: it is asked once more, by

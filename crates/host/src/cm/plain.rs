@@ -65,7 +65,7 @@ impl Manager {
         // A few hundred bytes are in a socket that was empty, so nothing is left unsent.
         match self.take_stream(what.stream).filter(|stream| stream.is_flushed()) {
             Some(stream) => self.plain.given.push_back(Given { fd: stream.fd, what }),
-            None => self.cm.handle_ended(what.id),
+            None => self.cm.handle_not_taken(what.id),
         }
     }
 
@@ -97,9 +97,21 @@ impl Manager {
     pub(crate) fn given(&mut self, now: u64, id: IdKey, qp: Option<QpId>) {
         match qp {
             Some(qp) => self.plain.keep(id, qp),
-            None => self.cm.handle_ended(id),
+            None => self.cm.handle_not_taken(id),
         }
         self.settle(now);
+    }
+
+    /// Logs that a responder has not waited for the first FPDU of its initiator (`specs/deviations.md`).
+    fn log_spoke_first(&self, qp: QpId) {
+        let id = self.plain.owner(qp);
+        let peer = id.and_then(|id| self.cm.route(id).ok()).and_then(|route| route.dst);
+        tracing::warn!(
+            peer = %peer.map_or_else(|| "?".into(), |peer| peer.to_string()),
+            "the client has not asked for peer-to-peer mode and is silent, and the program sends \
+             first: sending, which RFC 5044 7.1.2 does not allow; set \
+             QUIPU_IWARP_SPEAK_FIRST_MS=never to wait for the client"
+        );
     }
 
     /// Something has happened to the stream of a queue pair.
@@ -110,6 +122,7 @@ impl Manager {
                     self.cm.handle_established(id);
                 }
             }
+            StreamChange::SpokeFirst => self.log_spoke_first(qp),
             StreamChange::Ended => {
                 if let Some(id) = self.plain.forget(qp) {
                     self.cm.handle_ended(id);

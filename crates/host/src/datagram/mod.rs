@@ -1,6 +1,6 @@
 //! Datagrams of unreliable datagram queue pairs: kernel UDP sockets for each port of their numbers, none of
-//! which ever waits. One has the engine's first address and, if the engine has others, one has all of them: it
-//! says with control messages from which address it sends, which costs more.
+//! which ever waits. One has the engine's first address and, if the engine has others, one has all of them:
+//! it says with control messages from which address it sends, which costs more.
 //!
 //! A socket that takes no more bytes holds up the queue pairs of its port alone. What was written by the
 //! adapter and not taken by the kernel, a batch at most, is kept until it is.

@@ -172,6 +172,7 @@ impl Engine {
             seed,
             datagram_mtu: address.datagram_mtu(),
             multicast_port: config.multicast_port,
+            speaks_first_after_ns: config.speak_first.map(|after| after.as_nanos() as u64),
             // A capture shows what a wire between hosts would carry.
             crc: if config.capture.is_some() { Crc::Always } else { config.crc },
             // On one processor nobody else does anything meanwhile.

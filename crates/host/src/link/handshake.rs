@@ -3,7 +3,7 @@
 //! ```text
 //! caller                                        callee
 //!   Knock { engine }                   -->
-//!                                      <--      Hello { engine, gid, everywhere, proof_addr } + arena  or  Known
+//!                                      <--      Hello { .. } + arena  or  Known { engine }
 //!   Hello { engine, gid, everywhere, proof_addr } + arena -->
 //!   Ready { number read }              -->
 //!                                      <--      Ready { number read }
@@ -13,9 +13,9 @@
 //! ```
 //!
 //! `Known` says that the two have a link already, or one in the making, that the callee accepted.
-//! Each side speaks for its own GID, which must be an address of this host, or for all addresses of this host, and names an address where
-//! the other finds a secret number; whoever can say the number has access to that process's memory, and
-//! only then is shown its directory of regions and, if it shares pages, their list.
+//! Each side speaks for its own GID, which must be an address of this host, or for all addresses of this
+//! host. It names an address where the other finds a secret number. A side that can say the number has access
+//! to that process's memory, and only then is it shown the directory of regions and the list of shared pages.
 
 use quipu_nic::Gid;
 

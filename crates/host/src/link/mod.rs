@@ -4,8 +4,9 @@
 //! end concerns no other link.
 //!
 //! An engine that listens at a TCP port also listens at an abstract UNIX address made from the same
-//! IP address and port, or from the port alone if it listens at all addresses of the host, so whoever wants to connect finds out by trying whether its peer is on this
-//! host. Only processes of the same user are let in; all others go by TCP. One link serves all
+//! IP address and port, or from the port alone if it listens at all addresses of the host. An engine that
+//! wants to connect finds out by trying whether its peer is on this host. Only processes of the same user are
+//! let in; all others go by TCP. One link serves all
 //! queue pairs of two engines (two links if both called at the same moment, which does no harm).
 //! A link ends when its socket does, which the kernel sees to however a process dies; or when the process
 //! does, whose socket a child of fork may have inherited.

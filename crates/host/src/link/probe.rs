@@ -114,7 +114,7 @@ pub(crate) fn on_peer(pid: pid_t, addr: u64, engine: &EngineName) -> Result<Numb
 /// The setting of the Yama security module: 0 lets processes of one user into each other's memory,
 /// 1 only into that of descendants, 2 only administrators, 3 nobody.
 pub(crate) fn yama_scope() -> String {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    let scope = crate::sys::read_text("/proc/sys/kernel/yama/ptrace_scope");
     scope.map_or_else(|_| "absent".to_owned(), |scope| scope.trim().to_owned())
 }
 

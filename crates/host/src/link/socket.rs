@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use libc::{c_int, c_uint, c_void, socklen_t};
+use quipu_cabi::descriptors::with_raised_limit;
 
 use crate::sys::{adopt, adopt_socket, check, check_len, with_more_descriptors};
 
@@ -175,8 +176,9 @@ pub(crate) fn send(fd: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> 
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the header describes live buffers, which the kernel only reads.
-    check_len(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) })?;
-    Ok(())
+    let put = || check_len(unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const header, flags) });
+    // As many descriptors of a user as the limit says may be under way.
+    if fds.is_empty() { put() } else { with_raised_limit(put) }.map(drop)
 }
 
 /// A message as it was received.
@@ -199,7 +201,9 @@ pub(crate) fn receive(fd: &OwnedFd, into: &mut [u8; MAX_MESSAGE]) -> io::Result<
     header.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the header describes live buffers of the lengths given.
-    let len = check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) })?;
+    let mut take = || check_len(unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, flags) });
+    // Descriptors for which the program's limit leaves no room would be lost with the message.
+    let len = with_raised_limit(&mut take)?;
     let fds = take_fds(&header)?;
     // Descriptors are also left out where this process may not open so many.
     if header.msg_flags & libc::MSG_CTRUNC != 0 && fds.len() < MAX_FDS {

@@ -108,19 +108,13 @@ impl Acceptor {
         &mut self,
         take: impl Fn() -> io::Result<(OwnedFd, A)>,
     ) -> Accepted<A> {
-        match take() {
+        match sys::with_more_descriptors(&take) {
             Ok((fd, from)) => {
                 self.refill();
                 Accepted::Connection(fd, from)
             }
             Err(e) if sys::would_block(&e) => Accepted::Nothing,
             Err(e) => match e.raw_os_error() {
-                Some(libc::EMFILE)
-                    if sys::raise_descriptor_limit(u64::MAX)
-                        .is_ok_and(|_| spare_descriptor().is_ok()) =>
-                {
-                    Accepted::Refused
-                }
                 Some(libc::EMFILE | libc::ENFILE) => self.turn_away(take),
                 // The connection was reset before it was taken (accept(2)); the next may be well.
                 Some(libc::ECONNABORTED | libc::EPROTO) => Accepted::Refused,
@@ -141,7 +135,7 @@ impl Acceptor {
 
     fn turn_away<A>(&mut self, take: impl Fn() -> io::Result<(OwnedFd, A)>) -> Accepted<A> {
         self.reserve = None;
-        drop(take());
+        drop(sys::with_more_descriptors(take));
         self.refill();
         if self.reserve.is_some() {
             tracing::warn!("out of descriptors: a connection is turned away; raise ulimit -n");

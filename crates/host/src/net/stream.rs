@@ -350,7 +350,7 @@ impl Tuning {
 
 /// The system's default congestion control.
 pub(crate) fn default_congestion() -> Option<String> {
-    let name = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
+    let name = sys::read_text("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
     Some(name.trim().to_owned())
 }
 

@@ -274,6 +274,6 @@ fn take_descriptors(header: &libc::msghdr) -> io::Result<Option<[OwnedFd; DESCRI
         unsafe { libc::CMSG_DATA(message).cast::<[RawFd; DESCRIPTORS]>().read_unaligned() };
     // SAFETY: the kernel has just put these descriptors into this process; nobody else knows them.
     let fds = numbers.map(|number| unsafe { OwnedFd::from_raw_fd(number) });
-    let [device, user, net] = fds.map(crate::sys::above_standard_fd);
+    let [device, user, net] = fds.map(crate::sys::move_up);
     Ok(Some([device?, user?, net?]))
 }

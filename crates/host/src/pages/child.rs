@@ -94,12 +94,13 @@ pub(super) fn watch() {
     ONCE.call_once(|| {
         let mut options = File::options();
         options.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
-        if let Ok(proc) = options.open("/proc").and_then(sys::above_standard) {
+        if let Ok(proc) = options.open("/proc").and_then(sys::move_file_up) {
             PROC.store(proc.into_raw_fd(), Ordering::Release);
         }
         if let Ok((one, other)) = std::io::pipe() {
+            // Low numbers: the pipe of a fork takes them within the program's own limit.
             for fd in [OwnedFd::from(one), OwnedFd::from(other)] {
-                if let Ok(fd) = sys::above_standard_fd(fd) {
+                if let Ok(fd) = sys::above_standard(fd) {
                     keep_spare(fd.into_raw_fd());
                 }
             }

@@ -152,7 +152,7 @@ impl SharedRegions {
 ///
 /// The kernel refuses shared memory.
 pub(crate) fn list() -> io::Result<OwnedFd> {
-    registry()?.list.as_fd().try_clone_to_owned().and_then(sys::above_standard_fd)
+    registry()?.list.as_fd().try_clone_to_owned().and_then(sys::move_up)
 }
 
 /// Takes note of a registration of `len` bytes at `addr`, and, if it is `possible`, has peers map as many

@@ -60,7 +60,7 @@ impl Place {
         let mut options = OpenOptions::new();
         options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         for _ in 0..ATTEMPTS {
-            let lock = sys::above_standard(options.open(&lock_path)?)?;
+            let lock = sys::move_file_up(options.open(&lock_path)?)?;
             match lock.try_lock() {
                 // Its last holder may have removed it since it was opened.
                 Ok(()) if found(&lock_path) == Some(identity(&lock.metadata()?)) => {

@@ -60,49 +60,6 @@ impl EventFd {
     }
 }
 
-/// The descriptor of a queue of events for a program: readable exactly while events are queued. Each event
-/// wakes, as those of the kernel's queues do, so that a program hears of it that waits for edges
-/// (`EPOLLET`) and has left earlier ones in the queue.
-#[derive(Debug)]
-pub(crate) struct QueueFd {
-    fd: EventFd,
-    /// Events of which it tells.
-    shown: usize,
-}
-
-impl QueueFd {
-    /// That of an empty queue. It blocks unless the program changes it, as programs look at that flag, and
-    /// counts against the limit that the program has set.
-    pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: takes integers only.
-        let fd = adopt(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) })?;
-        Ok(Self { fd: EventFd(fd), shown: 0 })
-    }
-
-    /// Has the descriptor tell of as many events as are queued now. It never waits, as the counter is far
-    /// from full.
-    pub(crate) fn show(&mut self, queued: usize) {
-        if queued > self.shown {
-            self.fd.set();
-        } else if queued == 0 && self.shown > 0 {
-            self.fd.clear();
-        }
-        self.shown = queued;
-    }
-
-    /// Wakes once more for what is queued, of which the program was told and could not take it yet.
-    pub(crate) fn show_again(&self) {
-        if self.shown > 0 {
-            self.fd.set();
-        }
-    }
-
-    /// Its number.
-    pub(crate) fn as_raw_fd(&self) -> RawFd {
-        self.fd.0.as_raw_fd()
-    }
-}
-
 /// A set of descriptors to wait for. Level-triggered.
 #[derive(Debug)]
 pub(crate) struct Epoll(OwnedFd);
@@ -320,6 +277,7 @@ pub(crate) fn is_readable(fd: RawFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::QueueFd;
 
     #[test]
     fn every_event_wakes_a_program_that_waits_for_edges() {

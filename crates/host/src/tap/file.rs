@@ -99,7 +99,7 @@ fn numbered(path: &Path, more: &str) -> PathBuf {
 /// Opens a file to add to it, for this user only: packets hold what programs sent. Its length, if it has one.
 fn append(path: &Path) -> io::Result<(File, Option<u64>)> {
     let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-    let file = sys::above_standard(file)?;
+    let file = sys::move_file_up(file)?;
     file.try_lock()?;
     let there = file.metadata()?;
     if !there.is_file() {

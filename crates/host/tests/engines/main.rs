@@ -19,6 +19,7 @@ mod plain;
 mod port;
 mod protected;
 mod raw;
+mod siw;
 #[path = "../links/space.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod space;

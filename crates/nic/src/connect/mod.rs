@@ -11,6 +11,7 @@ mod own;
 mod stream;
 mod unreliable;
 
+pub(crate) use stream::note_heard;
 pub(crate) use unreliable::{drop_sends, lose};
 
 use std::net::{IpAddr, SocketAddr};
@@ -171,7 +172,7 @@ pub(crate) fn compare_psn<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 /// Starts the time after which waiting sends give up, unless it runs already.
 pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if qp.sq.is_empty() || qp.requester.deadline.is_some() {
+    if qp.sq.is_empty() || qp.requester.deadline.is_some() || qp.requester.overdue {
         return;
     }
     let time = match qp.path {
@@ -498,6 +499,9 @@ impl<P: Probe> Adapter<P> {
             let unreached = matches!(qp.path, Path::None | Path::Pending(_) | Path::Lost);
             if !qp.qp_type.is_reliable() {
                 unreliable::give_up(qp, hub);
+            } else if stream::is_unheard(qp, hub) && qp.requester.cut == Cut::Not {
+                // The peer may be about to speak.
+                qp.requester.overdue = true;
             } else if (unreached || qp.requester.cut != Cut::Not) && !qp.sq.is_empty() {
                 requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
             }
@@ -560,7 +564,8 @@ fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 pub(crate) fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     qp.path = path;
     qp.requester.away = false;
-    if qp.requester.cut == Cut::Not {
+    // Otherwise requests would wait for ever for a peer that asks again and again and never gets the reply.
+    if qp.requester.cut == Cut::Not && !stream::is_unheard(qp, hub) {
         qp.requester.deadline = None;
     }
     qp.requester.reconnect_at = None;

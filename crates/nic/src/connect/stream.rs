@@ -12,6 +12,7 @@ use super::{
 };
 use crate::adapter::{Adapter, Crc, Hub};
 use crate::error::{Fault, Loss};
+use crate::fate::Cut;
 use crate::plain;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
@@ -19,7 +20,7 @@ use crate::receive;
 use crate::requester;
 use crate::responder;
 use crate::stream::StreamPath;
-use crate::types::{ConnId, Gid, QpId, QpType, Time};
+use crate::types::{ConnId, Gid, QpId, QpType, Time, WcStatus};
 
 /// What this side asks for when a stream to the peer of `qp` starts up.
 fn params<P>(qp: &Qp, hub: &Hub<P>) -> Params {
@@ -60,6 +61,39 @@ fn open_stream<P>(
 pub(super) fn retry_later<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId) {
     hub.close_stream(conn, None);
     pause(qp, hub);
+}
+
+/// A stream ended over which the peer, which had asked for it, has said nothing: it gave up before the reply
+/// reached it, and asks again, since to it nothing stood. Requests fail if the peer was silent for the whole
+/// retry time, or if theirs has passed over this and earlier streams.
+fn unheard_lost<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, loss: Loss) {
+    requester::start_over(qp);
+    qp.path = Path::None;
+    let overdue = std::mem::take(&mut qp.requester.overdue) || loss == Loss::TimedOut;
+    if overdue && !qp.sq.is_empty() && qp.requester.cut == Cut::Not {
+        return requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
+    }
+    start_deadline(qp, hub);
+}
+
+/// The peer of a stream has said something for the first time: nothing waits for it any more.
+pub(crate) fn note_heard<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    if qp.requester.cut == Cut::Not {
+        qp.requester.deadline = None;
+        requester::set_alarm(qp, hub);
+    }
+    qp.requester.overdue = false;
+}
+
+/// Whether the peer of a reliable queue pair may not know yet that the stream stands which it asked for.
+pub(super) fn is_unheard<P>(qp: &Qp, hub: &Hub<P>) -> bool {
+    match &qp.path {
+        Path::Stream(stream) => {
+            let quipu = stream.plain.is_none() && qp.qp_type.is_reliable();
+            quipu && !stream.heard && !initiates(qp, hub)
+        }
+        _ => false,
+    }
 }
 
 impl<P: Probe> Adapter<P> {
@@ -251,10 +285,7 @@ impl<P: Probe> Adapter<P> {
                         _ => requester::peer_silent(qp, hub),
                     }
                 } else {
-                    // The peer gave up before the reply reached it, and asks again: to it nothing stood.
-                    requester::start_over(qp);
-                    qp.path = Path::None;
-                    start_deadline(qp, hub);
+                    unheard_lost(qp, hub, loss);
                 }
             }
             _ => {}

@@ -9,6 +9,7 @@ use quipu_mem::AccessError;
 
 use super::{replies, unreliable};
 use crate::adapter::Hub;
+use crate::connect;
 use crate::link::Atomic;
 use crate::plain::{self, Gate};
 use crate::probe::{Probe, Stage};
@@ -70,9 +71,12 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
             Ok(None) => break,
             Ok(Some((len, segment))) => {
                 used += len;
-                stream.heard = true;
-                if stream.gate == Gate::Held && plain::first_heard(qp, hub, &segment) {
+                let first = !std::mem::replace(&mut stream.heard, true);
+                if stream.gate.awaits_initiator() && plain::first_heard(qp, hub, &segment) {
                     continue;
+                }
+                if first {
+                    connect::note_heard(qp, hub);
                 }
                 let executed = match qp.qp_type.is_reliable() {
                     true => execute(qp, hub, segment),
@@ -142,7 +146,8 @@ pub(super) fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize,
     }
 }
 
-/// Looks whether the rest of an FPDU is still on its way. If nothing has come of it for too long its length
+/// An alarm of a stream has passed: looks whether the peer is silent (plain iWARP), and whether the rest of
+/// an FPDU is still on its way. If nothing has come of it for too long its length
 /// was damaged, and both ends would wait for each other for ever.
 pub(crate) fn look_at_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     let patience = qp.patience_ns();
@@ -150,6 +155,11 @@ pub(crate) fn look_at_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     stream.watched = false;
     if plain::is_late(stream) {
         return requester::to_error(qp, hub, None);
+    }
+    if let Some(at) = plain::silence_passed(stream, hub) {
+        stream.watched = true;
+        hub.set_conn_alarm(stream.conn, Some(at));
+        return;
     }
     let Some((since, _)) = stream.partial else { return };
     let at = since.after(patience);

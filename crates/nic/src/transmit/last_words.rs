@@ -6,7 +6,6 @@ use quipu_mem::Regions;
 
 use super::ROOM_BYTES;
 use super::stream::{Step, answer_piece, say};
-use crate::plain::Gate;
 use crate::stream::{Answer, StreamPath, Turn};
 
 /// Answers of so many bytes in all are given yet: a card has given what was asked before. Who asked for more
@@ -37,7 +36,7 @@ impl LastWords {
                 _ => None,
             });
         }
-        if stream.gate != Gate::Open {
+        if !stream.gate.may_end() {
             // The initiator has said nothing yet, so that it cannot be told either.
             return words;
         }

@@ -384,10 +384,12 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) -> Step {
             return Step::Failed(WcStatus::LocProtErr);
         }
     }
-    let Qp { path: Path::Stream(stream), sq, requester, responder, qp_type, .. } = qp else {
+    let Qp { id, path: Path::Stream(stream), sq, requester, responder, qp_type, .. } = qp else {
         return Step::Nothing;
     };
-    if stream.gate != Gate::Open || out.len() < stream.tx.fpdu_bound(AtomicRequest::LEN) {
+    if out.len() < stream.tx.fpdu_bound(AtomicRequest::LEN)
+        || (stream.gate != Gate::Open && !plain::may_speak_unheard(stream, &mut hub.events, *id))
+    {
         return Step::Nothing;
     }
     let stage = requester.stage;

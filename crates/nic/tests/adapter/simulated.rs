@@ -15,7 +15,7 @@ fn connected_with(way: Way, change: impl Fn(&mut QpAttr)) -> (Pair, [QpId; 2]) {
     (pair, qps)
 }
 
-use WcStatus::{MwBindErr, RemAccessErr, RnrRetryExcErr, Success, WrFlushErr};
+use WcStatus::{MwBindErr, RemAccessErr, RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
 
 /// A window that is bound behind a send is bound once, though the send is refused and sent again.
 #[test]
@@ -170,20 +170,31 @@ fn a_refused_write_with_immediate_consumes_nothing() {
     }
 }
 
-/// The reply to a request for a connection is lost with its stream: the side that granted it takes the
-/// next attempt, with everything that it had sent in vain.
-#[test]
-fn a_grant_that_nobody_heard_is_taken_back() {
+/// A pair whose second end, which waits for the first to reach out, has posted a request. It gives up after
+/// [`RETRY_TIME`].
+fn unconnected_with_a_request() -> (Pair, [QpId; 2]) {
     let mut pair = Pair::new(STREAM);
     let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
     for host in 0..2 {
         pair.to_rtr(host, qps, &|_| {});
     }
     for host in 0..2 {
-        pair.to_rts(host, qps[host], &|_| {});
+        pair.to_rts(host, qps[host], &|attr| {
+            attr.timeout = 16;
+            attr.retry_cnt = 1;
+        });
     }
     pair.recv(0, qps[0], 9, &[]);
     pair.send(1, qps[1], 1, SendOp::Send, &[]);
+    (pair, qps)
+}
+
+/// Four times the nominal timeout for each time that a request is sent.
+const RETRY_TIME: u64 = 4 * 2 * (4096 << 16);
+
+/// The first end reaches out and the second one grants it: the names of the stream at both, and the reply
+/// with the request after it, which nobody has read.
+fn granted(pair: &mut Pair) -> ([ConnId; 2], Vec<u8>) {
     let now = pair.now;
     let Some(Action::Connect { conn, .. }) = pair.hosts[0].adapter.poll_action() else {
         panic!("the lower address reaches out");
@@ -196,12 +207,72 @@ fn a_grant_that_nobody_heard_is_taken_back() {
     pair.hosts[1].adapter.handle_stream(now, accepted, &bytes[..used]);
     let sent = pair.hosts[1].adapter.transmit(now, accepted, &mut bytes);
     assert!(sent > 88, "the reply and the send behind it");
-    pair.hosts[0].adapter.handle_lost(now, conn, Loss::TimedOut);
-    pair.hosts[1].adapter.handle_lost(now, accepted, Loss::Closed);
+    bytes.truncate(sent);
+    ([conn, accepted], bytes)
+}
+
+/// Lets time pass of which nothing but the adapters' own alarms comes.
+fn wait(pair: &mut Pair, ns: u64) {
+    pair.now = pair.now.after(ns);
+    for host in &mut pair.hosts {
+        host.adapter.handle_timeout(pair.now);
+        assert!(host.adapter.poll_timeout().is_none_or(|next| next > pair.now));
+    }
+}
+
+/// The reply to a request for a connection is lost with its stream: the side that granted it takes the
+/// next attempt, with everything that it had sent in vain.
+#[test]
+fn a_grant_that_nobody_heard_is_taken_back() {
+    let (mut pair, _) = unconnected_with_a_request();
+    let ([conn, accepted], _) = granted(&mut pair);
+    pair.hosts[0].adapter.handle_lost(pair.now, conn, Loss::TimedOut);
+    pair.hosts[1].adapter.handle_lost(pair.now, accepted, Loss::Closed);
     assert_eq!(pair.hosts[1].poll(), []);
     pair.later(10_000_000);
     assert_eq!(pair.polled(1), [(1, Success)]);
     assert_eq!(pair.polled(0), [(9, Success)]);
+}
+
+/// The peer asked for a stream and was silent for the whole retry time: requests do not wait once more.
+#[test]
+fn requests_to_a_peer_that_was_never_heard_fail_with_their_stream() {
+    let (mut pair, _) = unconnected_with_a_request();
+    let ([_, accepted], _) = granted(&mut pair);
+    pair.hosts[1].adapter.handle_lost(pair.now, accepted, Loss::TimedOut);
+    assert_eq!(pair.polled(1), [(1, RetryExcErr)]);
+}
+
+/// Nothing that this side says reaches the peer, which asks again and again: requests wait for the retry time
+/// over all attempts, not for that of each.
+#[test]
+fn requests_do_not_wait_for_ever_for_a_peer_that_asks_in_vain() {
+    let (mut pair, _) = unconnected_with_a_request();
+    for attempt in 0..4 {
+        let ([conn, accepted], _) = granted(&mut pair);
+        wait(&mut pair, RETRY_TIME * 3 / 10);
+        assert_eq!(pair.hosts[1].poll(), [], "{attempt}: the peer may be about to speak");
+        pair.hosts[0].adapter.handle_lost(pair.now, conn, Loss::TimedOut);
+        pair.hosts[1].adapter.handle_lost(pair.now, accepted, Loss::Closed);
+        wait(&mut pair, 50_000_000);
+    }
+    assert_eq!(pair.polled(1), [(1, RetryExcErr)]);
+}
+
+/// The same, but the peer speaks at last, later than the retry time: a peer that is slow is not dead.
+#[test]
+fn a_peer_that_speaks_late_is_not_given_up() {
+    let (mut pair, _) = unconnected_with_a_request();
+    let ([conn, accepted], said) = granted(&mut pair);
+    wait(&mut pair, RETRY_TIME * 2);
+    assert_eq!(pair.hosts[1].poll(), []);
+    pair.hosts[0].adapter.handle_stream(pair.now, conn, &said);
+    pair.hosts[0].adapter.release_acks();
+    let mut bytes = vec![0; 1500];
+    let used = pair.hosts[0].adapter.transmit(pair.now, conn, &mut bytes);
+    pair.hosts[1].adapter.handle_stream(pair.now, accepted, &bytes[..used]);
+    assert_eq!(pair.polled(1), [(1, Success)]);
+    assert_eq!(pair.hosts[1].adapter.poll_timeout(), None);
 }
 
 /// A queue pair that was connected before is not taken for its successor, nor the other way round.

@@ -43,6 +43,7 @@ struct Wishes {
     data: Vec<u8>,
     refuse: bool,
     rfc7306: bool,
+    speaks_first_after_ns: Option<u64>,
 }
 
 /// Everything of one run.
@@ -77,7 +78,10 @@ pub struct Player<'a> {
 impl<'a> Player<'a> {
     pub fn new(case: &'a Case, pieces: Pieces) -> Self {
         let gid = Gid::from(IpAddr::from([10, 0, 0, 1]));
-        let mut adapter = Adapter::new(Config { gid, seed: [7; 32], ..Config::default() });
+        let wishes = wishes(&case.options);
+        let speaks_first_after_ns = wishes.speaks_first_after_ns;
+        let config = Config { gid, seed: [7; 32], speaks_first_after_ns, ..Config::default() };
+        let mut adapter = Adapter::new(config);
         let pd = adapter.alloc_pd().unwrap();
         let (cq, _) = adapter.create_cq(256, None, 0).unwrap();
         let memory = Segment::heap(MEMORY);
@@ -131,7 +135,7 @@ impl<'a> Player<'a> {
             qp,
             conn: None,
             mpa: Mpa::Over,
-            wishes: wishes(&case.options),
+            wishes,
             memory,
             lkey: region.key,
             region,
@@ -480,7 +484,7 @@ impl<'a> Player<'a> {
             "disconnect" => self.modify_to(QpState::Sqd),
             "abort" => self.modify_to(QpState::Err),
             "wait" => {
-                let until = self.now.after(number(1) * 1_000_000_000);
+                let until = self.now.after(nanoseconds(word(1)));
                 while let Some(at) = self.adapter.poll_timeout().filter(|&at| at <= until) {
                     self.now = at;
                     self.adapter.handle_timeout(at);
@@ -546,6 +550,15 @@ fn offset_of(word: &str) -> usize {
     }
 }
 
+/// A time in seconds, or in milliseconds if it ends in `ms`.
+fn nanoseconds(text: &str) -> u64 {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1_000_000),
+        None => (text, 1_000_000_000),
+    };
+    number.parse::<u64>().expect("a number") * unit
+}
+
 fn wishes(options: &[String]) -> Wishes {
     let value = |name: &str| options.iter().find_map(|o| o.strip_prefix(name)?.strip_prefix('='));
     let has = |name: &str| options.iter().any(|option| option == name);
@@ -568,6 +581,7 @@ fn wishes(options: &[String]) -> Wishes {
         data: value("data").unwrap_or_default().into(),
         refuse: has("refuse"),
         rfc7306: has("rfc7306"),
+        speaks_first_after_ns: value("speaks").map(nanoseconds),
     }
 }
 

@@ -13,7 +13,9 @@
 //! `full` leaves no room for what is to be sent, `room N` makes some for N bytes, and `room` for all.
 //!
 //! Options: `open` (start-up is over: CRCs, no markers, no peer-to-peer mode), `rev=N`, `crc=off`, `ird=N`,
-//! `ord=N` (4 if not given), `p2p` or `p2p=write,read,send`, `data=TEXT`, `refuse`, `rfc7306`.
+//! `ord=N` (4 if not given), `p2p` or `p2p=write,read,send`, `data=TEXT`, `refuse`, `rfc7306`,
+//! `speaks=TIME` (the silence after which a responder speaks first). A time is a number of seconds, or of
+//! milliseconds with `ms` behind it.
 //!
 //! Bytes: hexadecimal digits; `"text"`; `zero*N`; `fill*N` (a pattern; `fill*N@M`: from its byte M on); `pad`
 //! (zeros up to a multiple of four bytes of the FPDU); `crc` (CRC32C of all since the last one, the

@@ -35,8 +35,8 @@ Examples:
   quipu env --plain >> \"$GITHUB_ENV\"      for all later steps of a job
 
 Undo it by leaving the shell.
-`unset LD_PRELOAD LD_LIBRARY_PATH ASAN_OPTIONS QUIPU_ADDRESS QUIPU_LOG` also takes away what these
-were before.";
+`unset LD_PRELOAD LD_LIBRARY_PATH ASAN_OPTIONS TSAN_OPTIONS VALGRIND_OPTS QUIPU_ADDRESS QUIPU_LOG`
+also takes away what these were before.";
 
 /// Prints the variables as a POSIX shell reads them.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -61,8 +61,15 @@ pub(crate) fn variables(
     let mut set = vec![
         ("LD_LIBRARY_PATH", search_path(libraries, env::var_os("LD_LIBRARY_PATH"))),
         ("LD_PRELOAD", preload(libraries, env::var_os("LD_PRELOAD"))),
-        ("ASAN_OPTIONS", asan_options(env::var_os("ASAN_OPTIONS"))),
+        ("ASAN_OPTIONS", in_front(ASAN, b':', env::var_os("ASAN_OPTIONS"))),
     ];
+    for (name, option, file, separator) in SUPPRESSIONS {
+        let file = libraries.folder().join(file);
+        if file.exists() {
+            let ours = [option.as_bytes(), file.as_os_str().as_bytes()].concat();
+            set.push((name, in_front(&ours, separator, env::var_os(name))));
+        }
+    }
     if let Some(address) = &device.address {
         set.push(("QUIPU_ADDRESS", address.to_string().into()));
     }
@@ -95,12 +102,24 @@ fn preload(libraries: &Libraries, old: Option<OsString>) -> OsString {
 }
 
 /// Has GCC's AddressSanitizer start though its library is not the first: none of ours is in front of what it
-/// watches but the shim, which calls what comes next. A later word of the user's has precedence.
-fn asan_options(old: Option<OsString>) -> OsString {
-    const OURS: &[u8] = b"verify_asan_link_order=0";
+/// watches but the shim, which calls what comes next.
+const ASAN: &[u8] = b"verify_asan_link_order=0";
+
+/// Variables that name files with what such tools cannot know of the libraries; the option, the file, and
+/// what is between options. Of several files that are named to ThreadSanitizer, the last one counts.
+const SUPPRESSIONS: [(&str, &str, &str, u8); 2] = [
+    ("TSAN_OPTIONS", "suppressions=", "quipu-tsan.supp", b':'),
+    ("VALGRIND_OPTS", "--suppressions=", "quipu-valgrind.supp", b' '),
+];
+
+/// An option of ours in front of those of the user, which have precedence.
+fn in_front(ours: &[u8], separator: u8, old: Option<OsString>) -> OsString {
     let old = old.unwrap_or_default();
-    let theirs = old.as_bytes();
-    if theirs.starts_with(OURS) { old } else { join([OURS, theirs].into_iter()) }
+    match old.as_bytes() {
+        [] => OsStr::from_bytes(ours).to_owned(),
+        theirs if theirs.starts_with(ours) => old,
+        theirs => OsString::from_vec([ours, theirs].join(&separator)),
+    }
 }
 
 /// Joins what is not empty. (An empty part of a search path would mean the current folder.)
@@ -131,9 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn the_user_has_the_last_word_about_the_sanitizer() {
-        let of = |old: Option<&str>| asan_options(old.map(OsString::from));
+    fn the_user_has_the_last_word_about_tools() {
+        let of = |old: Option<&str>| in_front(ASAN, b':', old.map(OsString::from));
         assert_eq!(of(None), "verify_asan_link_order=0");
+        assert_eq!(of(Some("")), "verify_asan_link_order=0");
         let both = of(Some("detect_leaks=0 verify_asan_link_order=1"));
         assert_eq!(both, "verify_asan_link_order=0:detect_leaks=0 verify_asan_link_order=1");
         assert_eq!(of(both.to_str()), both, "a run in a run");

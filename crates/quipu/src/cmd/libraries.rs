@@ -1,6 +1,7 @@
 //! Where the libraries are that stand in for those of the system.
 
-use std::env;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::failure::Failure;
@@ -31,13 +32,13 @@ impl Libraries {
     /// Looks for the libraries: where `QUIPU_LIB_DIR` says, else near the command itself.
     pub(crate) fn find() -> Result<Self, Failure> {
         let wanted = variables::value(VARIABLE);
-        let own = env::current_exe().and_then(|file| file.canonicalize()).unwrap_or_default();
+        let own = quipu_host::own_file().map(|file| resolved(&file)).unwrap_or_default();
         let folders = match &wanted {
             Some(folder) => vec![PathBuf::from(folder)],
             None => near(own.parent().unwrap_or(Path::new("/"))),
         };
         let found = folders.iter().find(|folder| missing(folder).is_none());
-        let Some(folder) = found.and_then(|folder| folder.canonicalize().ok()) else {
+        let Some(folder) = found.map(|folder| resolved(folder)) else {
             return Err(not_found(&folders, wanted.is_some()));
         };
         if let Some(bad) = folder.to_string_lossy().chars().find(|c| " :;$".contains(*c)) {
@@ -76,20 +77,32 @@ pub(crate) fn is_folder_of_ours(folder: &str) -> bool {
 
 /// Where the libraries are, seen from the folder of the command: installed, staged, and built.
 fn near(bin: &Path) -> Vec<PathBuf> {
-    ["../lib/quipu", "../lib", "../quipu/lib"].iter().map(|place| bin.join(place)).collect()
+    let above = bin.parent().unwrap_or(bin);
+    ["lib/quipu", "lib", "quipu/lib"].iter().map(|place| above.join(place)).collect()
 }
 
-/// The first library that a folder lacks.
-fn missing(folder: &Path) -> Option<&'static str> {
-    NEEDED.into_iter().find(|name| !folder.join(name).is_file())
+/// A path without links. Where the C library cannot resolve them, as under container runtimes that refuse
+/// faccessat2(2), it is absolute at least.
+fn resolved(path: &Path) -> PathBuf {
+    let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    path.canonicalize().unwrap_or_else(|_| absolute())
+}
+
+/// The first library that a folder lacks, and why.
+fn missing(folder: &Path) -> Option<(&'static str, io::Error)> {
+    NEEDED.into_iter().find_map(|name| match fs::metadata(folder.join(name)) {
+        Ok(data) if data.is_file() => None,
+        Ok(_) => Some((name, io::Error::other("it is not a file"))),
+        Err(error) => Some((name, error)),
+    })
 }
 
 fn not_found(folders: &[PathBuf], by_variable: bool) -> Failure {
     let places: Vec<_> = folders
         .iter()
         .map(|folder| {
-            let name = missing(folder).unwrap_or("nothing");
-            format!("\n    {} ({name} is missing)", folder.display())
+            let why = missing(folder).map(|(name, error)| format!(" ({name}: {error})"));
+            format!("\n    {}{}", folder.display(), why.unwrap_or_default())
         })
         .collect();
     let why = format!("looked in{}", places.concat());

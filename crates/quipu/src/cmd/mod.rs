@@ -16,9 +16,11 @@ mod faults;
 mod libraries;
 mod looking;
 mod nic;
+mod paper;
 mod qpip;
 mod run;
 mod sim;
+mod spmd;
 mod top;
 mod variables;
 
@@ -65,10 +67,14 @@ enum Task {
     Nic(nic::Options),
     /// Tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
     Qpip(qpip::Options),
+    /// Start the processes of a parallel program, here or on several hosts, and wait for them.
+    Spmd(spmd::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
+    /// Run the experiments of a paper, and show published values next to ours.
+    Paper(paper::Options),
     /// Print the completion script for a shell.
     Completion(completion::Options),
     /// Write the manual pages into a folder.
@@ -100,8 +106,10 @@ pub(crate) fn main() -> ExitCode {
         Task::Top(options) => top::run(&options),
         Task::Nic(options) => nic::run(&options),
         Task::Qpip(options) => qpip::run(&options),
+        Task::Spmd(options) => spmd::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Paper(options) => paper::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),
         Task::ManPages(options) => completion::man_pages(&options, Cli::command()),
     });

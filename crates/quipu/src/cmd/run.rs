@@ -9,7 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use quipu_host::{gives_no_rights, has_capabilities, may_execute};
+use quipu_host::{
+    effective_user_and_group, gives_no_rights, has_capabilities, may_execute,
+    may_gain_no_privileges,
+};
 
 use super::DeviceOptions;
 use super::capture::CaptureOptions;
@@ -95,6 +98,8 @@ Variables of the environment:
   QUIPU_QPIP_LINK, QUIPU_QPIP_ADDRESS, QUIPU_QPIP_GATEWAY
                        packet link of quipu_qp0, as --link, --address, --gateway of `quipu nic`
   QUIPU_MULTICAST_PORT UDP port of datagrams to groups, 20804 by default
+  QUIPU_IWARP_SPEAK_FIRST_MS
+                       silence after which a server on quipu_iw0 sends first, 100 by default, or never
   QUIPU_STRICT_HOLD_US for how long --strict holds bytes of writes back, 1000 by default
   QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers so
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
@@ -232,16 +237,14 @@ struct Rights {
 
 impl Rights {
     fn of(file: &Path) -> Option<Self> {
-        // The user's own are seen from a file that belongs to this very process.
-        let (program, own) = (fs::metadata(file).ok()?, fs::metadata("/proc/self").ok()?);
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let program = fs::metadata(file).ok()?;
         Some(Self {
             mode: program.permissions().mode(),
             owner: (program.uid(), program.gid()),
-            own: (own.uid(), own.gid()),
+            own: effective_user_and_group(),
             capabilities: has_capabilities(file),
             nosuid: gives_no_rights(file),
-            no_new_privileges: status.lines().any(|line| line == "NoNewPrivs:\t1"),
+            no_new_privileges: may_gain_no_privileges(),
         })
     }
 

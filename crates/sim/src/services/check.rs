@@ -379,6 +379,9 @@ impl Services {
                             (Some(a), StreamChange::Ended) => {
                                 self.ended(world, a, "its stream ended");
                             }
+                            (Some(_), StreamChange::SpokeFirst) => {
+                                world.violate(|| format!("host {host}: spoke first"));
+                            }
                             (None, _) => world.violate(|| "a stream of nobody".into()),
                         }
                     }

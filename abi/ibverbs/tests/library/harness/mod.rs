@@ -10,6 +10,8 @@ use std::{env, fs};
 mod cdylib;
 #[path = "../../../../types/testing/needs.rs"]
 pub mod needs;
+#[path = "../../../../types/testing/network.rs"]
+mod network;
 
 /// A folder with the libraries under the names that programs look for.
 pub struct Folder(PathBuf);
@@ -39,6 +41,16 @@ impl Folder {
     pub fn put_in_front(&self, command: &mut Command) {
         let preload = self.0.join("libibverbs.so.1");
         command.env("LD_LIBRARY_PATH", &self.0).env("LD_PRELOAD", preload);
+    }
+
+    /// Runs a program with our library in place of the system's, at the address of a loopback of its own.
+    pub fn run_alone(&self, program: impl AsRef<Path>, variables: &[(&str, &str)]) -> Output {
+        let mut command = Command::new(program.as_ref());
+        network::of_its_own(&mut command);
+        self.put_in_front(
+            command.env("QUIPU_ADDRESS", "127.0.0.1").envs(variables.iter().copied()),
+        );
+        command.output().expect("the program starts")
     }
 
     /// Runs a program with our library in place of the system's.

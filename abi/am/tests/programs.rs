@@ -1,0 +1,52 @@
+//! C programs: they compile without a warning, and end with 0, which they do if their results are
+//! right.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+#[path = "../../types/testing/cdylib.rs"]
+mod cdylib;
+#[path = "../../types/testing/needs.rs"]
+#[expect(dead_code, reason = "all headers are this package's own")]
+mod needs;
+
+/// The folder of the library under the name that programs look for.
+fn library() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).to_path_buf();
+        let library = cdylib::built(&["-p", "quipu-libam"], "am");
+        std::fs::copy(library, folder.join("libam.so.1")).unwrap();
+        folder
+    })
+}
+
+/// Compiles a program of this package; none where the compiler is for another machine.
+fn compile(source: &str) -> Option<PathBuf> {
+    let mut compile = needs::compiler()?;
+    let (here, folder) = (Path::new(env!("CARGO_MANIFEST_DIR")), library());
+    let name = Path::new(source).file_stem().unwrap();
+    let program = folder.join(format!("am-{}", name.to_str().unwrap()));
+    compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-I"]);
+    compile.arg(here.join("include")).arg(here.join(source));
+    compile.arg(folder.join("libam.so.1")).arg("-o").arg(&program);
+    assert!(compile.status().expect("cc").success(), "{source}");
+    Some(program)
+}
+
+fn run(source: &str, args: &[&str]) {
+    let Some(program) = compile(source) else { return };
+    let mut command = Command::new("timeout");
+    command.arg("100").arg(program).args(args);
+    let output =
+        command.env("LD_LIBRARY_PATH", library()).env("QUIPU_ADDRESS", "127.0.0.1").output();
+    let output = output.expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{source} {args:?}: {:?}\n{said}", output.status);
+}
+
+#[test]
+fn two_processes_play_ping_pong() {
+    run("examples/pingpong.c", &["200"]);
+}

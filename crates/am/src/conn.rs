@@ -1,0 +1,107 @@
+//! One connection: the requests of one end, and the answers of the other.
+
+use crate::endpoint::EndpointId;
+use crate::fabric::Remote;
+use crate::name::Name;
+use crate::slab::Id;
+use crate::types::Tag;
+
+/// The number of a connection.
+pub type ConnId = Id<Conn>;
+
+/// What an end that connects knows of the peer's segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerSegment {
+    /// Nothing yet.
+    Unknown,
+    /// The question is under way.
+    Asked,
+    /// The peer has none if the length is 0.
+    Known(Remote),
+}
+
+/// The end that has connected, and sends requests.
+#[derive(Debug)]
+pub(crate) struct Initiator {
+    /// The entry of the translation table; none after it was unmapped.
+    pub(crate) index: Option<u32>,
+    /// Whether requests may be sent.
+    pub(crate) is_up: bool,
+    /// When to connect again; none while the fabric is at it.
+    pub(crate) retry_at: Option<u64>,
+    /// Attempts so far.
+    pub(crate) attempts: u32,
+    /// When to give up.
+    pub(crate) give_up_at: u64,
+    /// Requests that may be under way.
+    pub(crate) window: u16,
+    /// Requests that are.
+    pub(crate) in_flight: u16,
+    /// A request has waited for a credit since the last one was sent.
+    pub(crate) is_starved: bool,
+    /// The tag that the peer knows.
+    pub(crate) told_tag: Tag,
+    /// Bytes of a medium message that the peer takes.
+    pub(crate) max_medium: u32,
+    /// What is known of the peer's segment.
+    pub(crate) segment: PeerSegment,
+    /// The peer is to hear of the own segment before the next request.
+    pub(crate) tell_segment: bool,
+}
+
+/// The end that has accepted, and answers.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    /// The tag of the peer's messages.
+    pub(crate) tag: Tag,
+    /// Credits that the peer has.
+    pub(crate) granted: u16,
+    /// Requests that have come and are not answered.
+    pub(crate) in_service: u16,
+    /// Send buffers that answers have and the peer has not taken.
+    pub(crate) buffers: u16,
+    /// The peer has not answered the last control message: there is one at a time.
+    pub(crate) has_control: bool,
+    /// The peer is to ask for the segment again.
+    pub(crate) has_news: bool,
+    /// Requests since the engine last looked for idle peers.
+    pub(crate) recent: u32,
+    /// The segment of the peer's endpoint.
+    pub(crate) segment: Option<Remote>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Role {
+    Initiator(Initiator),
+    Acceptor(Acceptor),
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Conn {
+    /// The own endpoint.
+    pub(crate) endpoint: EndpointId,
+    /// The peer's.
+    pub(crate) peer: Name,
+    pub(crate) role: Role,
+    /// Sends since the last one that asked for a completion.
+    pub(crate) unsignaled: u16,
+}
+
+impl Conn {
+    #[inline]
+    pub(crate) fn initiator(&mut self) -> Option<&mut Initiator> {
+        match &mut self.role {
+            Role::Initiator(initiator) => Some(initiator),
+            Role::Acceptor(_) => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn acceptor(&mut self) -> Option<&mut Acceptor> {
+        match &mut self.role {
+            Role::Acceptor(acceptor) => Some(acceptor),
+            Role::Initiator(_) => None,
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Bundles, endpoints and what they have: tables, tags, segments, and messages that wait.
+
+use std::collections::VecDeque;
+
+use crate::conn::ConnId;
+use crate::fabric::Remote;
+use crate::message::Message;
+use crate::name::Name;
+use crate::slab::Id;
+use crate::types::{Mode, Operation, Status, Tag};
+
+/// The number of a bundle.
+pub type BundleId = Id<Bundle>;
+/// The number of an endpoint.
+pub type EndpointId = Id<Endpoint>;
+
+/// A message whose handler is to run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrived {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) what: What,
+    pub(crate) message: Message,
+    /// The receive slot that holds the payload, and where it begins there.
+    pub(crate) slot: Option<(u32, u32)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum What {
+    /// From a connection that this end has accepted. The tag is that of the message.
+    Request { conn: ConnId, tag: Tag },
+    /// From one that this end has made.
+    Reply { conn: ConnId },
+    /// A message of this end has come back.
+    Returned { status: Status, operation: Operation, to: Name },
+    /// A get is done.
+    Got,
+}
+
+/// Endpoints that are polled together.
+#[derive(Debug)]
+pub struct Bundle {
+    pub(crate) mode: Mode,
+    /// Messages in the order of their arrival.
+    pub(crate) queue: VecDeque<Arrived>,
+    /// Handlers that run now.
+    pub(crate) running: u32,
+    /// Messages that have come so far.
+    pub(crate) arrivals: u64,
+}
+
+/// How the peer of a translation is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// Not yet.
+    Idle,
+    /// By a connection, which may not stand yet.
+    Conn(ConnId),
+    /// Not any more.
+    Dead(Status),
+}
+
+/// An entry of a translation table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Translation {
+    pub(crate) name: Name,
+    pub(crate) tag: Tag,
+    pub(crate) link: Link,
+}
+
+/// An endpoint.
+#[derive(Debug)]
+pub struct Endpoint {
+    pub(crate) bundle: BundleId,
+    pub(crate) tag: Tag,
+    pub(crate) translations: Vec<Option<Translation>>,
+    pub(crate) segment: Option<Remote>,
+    /// A handler of it runs.
+    pub(crate) is_running: bool,
+}
+
+/// What an endpoint has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests sent.
+    pub requests_sent: u64,
+    /// Requests whose handler was run.
+    pub requests_received: u64,
+    /// Replies sent, those that the engine makes included.
+    pub replies_sent: u64,
+    /// Replies whose handler was run.
+    pub replies_received: u64,
+    /// Messages that came back.
+    pub returned: u64,
+}

@@ -1,0 +1,209 @@
+//! What the engine needs of queue pairs: posts, and the completions that come of them.
+
+use crate::conn::ConnId;
+use crate::name::Name;
+use crate::types::{Status, Tag};
+
+/// Memory of this process, as work requests name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The key of the region.
+    pub key: u32,
+}
+
+/// Memory of a peer, or that a peer may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Address of the first byte, as its owner counts.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The key that the owner has given.
+    pub key: u32,
+}
+
+/// What an end that connects says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Its endpoint.
+    pub from: Name,
+    /// The endpoint that it wants to reach.
+    pub endpoint: u32,
+    /// The incarnation that it expects; 0 if any will do.
+    pub incarnation: u64,
+    /// The tag of its messages.
+    pub tag: Tag,
+}
+
+impl Hello {
+    /// Bytes of [`to_bytes`](Self::to_bytes): all that an InfiniBand REQ has room for.
+    pub const WIRE_LEN: usize = 56;
+    const MAGIC: u16 = 0x4d41;
+    const VERSION: u16 = 1;
+
+    /// Magic number, version, own name, wanted endpoint and incarnation, tag; little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::WIRE_LEN] {
+        let mut out = [0; Self::WIRE_LEN];
+        out[..2].copy_from_slice(&Self::MAGIC.to_le_bytes());
+        out[2..4].copy_from_slice(&Self::VERSION.to_le_bytes());
+        out[4..36].copy_from_slice(&self.from.to_bytes());
+        out[36..40].copy_from_slice(&self.endpoint.to_le_bytes());
+        out[40..48].copy_from_slice(&self.incarnation.to_le_bytes());
+        out[48..].copy_from_slice(&self.tag.0.to_le_bytes());
+        out
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote; more bytes may follow.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::WIRE_LEN] = bytes.first_chunk()?;
+        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if (half(0), half(2)) != (Self::MAGIC, Self::VERSION) {
+            return None;
+        }
+        let mut name = [0; Name::WIRE_LEN];
+        name.copy_from_slice(&bytes[4..36]);
+        let endpoint = u32::from_le_bytes([bytes[36], bytes[37], bytes[38], bytes[39]]);
+        let from = Name::from_bytes(&name)?;
+        Some(Self { from, endpoint, incarnation: word(40), tag: Tag(word(48)) })
+    }
+}
+
+/// What an end that accepts says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// Requests that the other end may have under way.
+    pub window: u16,
+    /// Bytes of a medium message that it takes.
+    pub max_medium: u32,
+}
+
+impl Welcome {
+    /// Bytes of [`to_bytes`](Self::to_bytes).
+    pub const WIRE_LEN: usize = 8;
+    const MAGIC: u16 = 0x6d61;
+
+    /// Magic number, window and limit; little-endian.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::WIRE_LEN] {
+        let mut out = [0; Self::WIRE_LEN];
+        out[..2].copy_from_slice(&Self::MAGIC.to_le_bytes());
+        out[2..4].copy_from_slice(&self.window.to_le_bytes());
+        out[4..].copy_from_slice(&self.max_medium.to_le_bytes());
+        out
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote; more bytes may follow.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::WIRE_LEN] = bytes.first_chunk()?;
+        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let max_medium = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        (half(0) == Self::MAGIC).then(|| Self { window: half(2), max_medium })
+    }
+}
+
+/// Why a connection does not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nobody is there, or nobody answers: to be tried again.
+    Absent,
+    /// The peer has said why.
+    Said(Status),
+}
+
+/// What happened to connections and posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A message of `len` bytes lies in a receive slot.
+    Received {
+        /// Whose it is; none if the connection is gone.
+        conn: Option<ConnId>,
+        /// Where it is.
+        slot: u32,
+        /// Its bytes.
+        len: usize,
+    },
+    /// A receive slot was not used, and is nobody's now.
+    Unused {
+        /// Which.
+        slot: u32,
+    },
+    /// A post that asked for it is done.
+    Done {
+        /// On which connection.
+        conn: ConnId,
+        /// The number that the post gave.
+        notify: u64,
+    },
+    /// The connection has failed, or the peer has closed it.
+    Failed {
+        /// Which.
+        conn: ConnId,
+    },
+    /// A connection stands that this end has asked for.
+    Connected {
+        /// Which.
+        conn: ConnId,
+        /// What the peer says.
+        welcome: Welcome,
+    },
+    /// A connection that this end has asked for does not come about.
+    Refused {
+        /// Which.
+        conn: ConnId,
+        /// Why.
+        why: Refusal,
+    },
+    /// A peer asks for a connection.
+    Incoming {
+        /// The fabric's number of it.
+        incoming: u64,
+        /// What the peer says.
+        hello: Hello,
+    },
+}
+
+/// Queue pairs, as the engine sees them. All queue pairs share the receive slots. Posts of one
+/// connection are executed in order; what happens comes back as [`Event`]s.
+///
+/// A post returns `false` if the connection is broken or full. Neither is normal: the engine gives
+/// such a connection up.
+pub trait Fabric {
+    /// Starts to connect.
+    fn connect(&mut self, conn: ConnId, to: &Name, hello: &Hello);
+    /// Accepts a connection that [`Event::Incoming`] has told of; whether that is still possible.
+    fn accept(&mut self, incoming: u64, conn: ConnId, welcome: &Welcome) -> bool;
+    /// Refuses one.
+    fn reject(&mut self, incoming: u64, why: Status);
+    /// Ends a connection, or an attempt to connect. Memory of its posts is free when this returns.
+    fn close(&mut self, conn: ConnId);
+    /// Sends bytes, which are copied: at most [`inline_limit`](Self::inline_limit).
+    fn send(&mut self, conn: ConnId, bytes: &[u8], notify: Option<u64>) -> bool;
+    /// Sends the first `len` bytes of a send buffer.
+    fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool;
+    /// Writes memory of this process into that of the peer.
+    fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool;
+    /// Reads memory of the peer.
+    fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool;
+    /// Most bytes of [`send`](Self::send).
+    fn inline_limit(&self) -> usize;
+    /// Fills a send buffer from `at` on.
+    fn store(&mut self, buffer: u32, at: usize, bytes: &[u8]);
+    /// Reads a receive slot from `at` on.
+    fn load(&self, slot: u32, at: usize, out: &mut [u8]);
+    /// Posts receive slots that messages have used.
+    fn repost(&mut self, slots: &[u32]);
+    /// Sees to it that there are at least so many receive slots, all of them posted.
+    fn provide(&mut self, slots: u32) -> bool;
+}

@@ -1,0 +1,238 @@
+//! Messages as bytes and as values. `docs/active-messages.md` has the layout.
+
+use crate::types::{Arg, Category, MAX_ARGS, Status, Tag};
+
+/// Bytes that every message begins with.
+pub const FIXED: usize = 8;
+/// Most bytes that stand before the payload.
+pub const MAX_HEAD: usize = FIXED + 8 + 16 + 4 * MAX_ARGS;
+
+const TAGGED: u8 = 0x40;
+const STARVED: u8 = 0x80;
+
+/// What a message is. Requests, queries and refusals of replies use a credit; everything up to
+/// [`SegmentInfo`](Self::SegmentInfo) answers one of those and returns the credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Runs a handler, and expects one answer.
+    Request = 1,
+    /// Says where the own segment is, and asks for the peer's.
+    Segment = 2,
+    /// A reply was refused; the status says why.
+    ReplyRefused = 3,
+    /// Answers a control message: gives unused credits back.
+    Revoked = 4,
+    /// Runs a handler at the requester.
+    Reply = 8,
+    /// The handler did not reply.
+    Ack = 9,
+    /// The request was refused; the status says why.
+    Return = 10,
+    /// The segment: its address, key and length.
+    SegmentInfo = 11,
+    /// A control message: the acceptor wants unused credits back.
+    Revoke = 12,
+    /// A control message: the acceptor has another segment.
+    SegmentChanged = 13,
+}
+
+impl Kind {
+    fn from_bits(bits: u8) -> Option<Self> {
+        Some(match bits {
+            1 => Self::Request,
+            2 => Self::Segment,
+            3 => Self::ReplyRefused,
+            4 => Self::Revoked,
+            8 => Self::Reply,
+            9 => Self::Ack,
+            10 => Self::Return,
+            11 => Self::SegmentInfo,
+            12 => Self::Revoke,
+            13 => Self::SegmentChanged,
+            _ => return None,
+        })
+    }
+}
+
+/// A message but for its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// What it is.
+    pub kind: Kind,
+    /// Short, medium or bulk.
+    pub category: Category,
+    /// The requester had to wait for a credit.
+    pub starved: bool,
+    /// How many arguments there are.
+    pub nargs: u8,
+    /// Which handler is to run.
+    pub handler: u16,
+    /// Which request this is, or answers.
+    pub id: u16,
+    /// Answers: credits that come in addition to the one that returns, or -1 if that stays away.
+    /// Revocations: how many.
+    pub credits: i8,
+    /// Why something was refused.
+    pub status: Option<Status>,
+    /// The tag, where it differs from that of the message before.
+    pub tag: Option<Tag>,
+    /// Bulk: where in the segment the payload lies. Segment information: the address.
+    pub offset: u64,
+    /// Bulk: bytes of the payload. Segment information: bytes of the segment. Medium: filled in by
+    /// the parser.
+    pub len: u64,
+    /// The arguments; segment information has the key in the first.
+    pub args: [Arg; MAX_ARGS],
+}
+
+impl Message {
+    /// A short message without arguments.
+    #[must_use]
+    pub const fn new(kind: Kind, id: u16) -> Self {
+        Self {
+            kind,
+            category: Category::Short,
+            starved: false,
+            nargs: 0,
+            handler: 0,
+            id,
+            credits: 0,
+            status: None,
+            tag: None,
+            offset: 0,
+            len: 0,
+            args: [0; MAX_ARGS],
+        }
+    }
+
+    /// Writes everything but the payload; how many bytes that is. The payload of a medium message
+    /// follows at once, at a multiple of 8 bytes.
+    #[inline]
+    pub fn encode(&self, out: &mut [u8; MAX_HEAD]) -> usize {
+        let tagged = if self.tag.is_some() { TAGGED } else { 0 };
+        let starved = if self.starved { STARVED } else { 0 };
+        out[0] = self.kind as u8 | (self.category as u8) << 4 | tagged | starved;
+        out[1] = self.nargs;
+        out[2..4].copy_from_slice(&self.handler.to_le_bytes());
+        out[4..6].copy_from_slice(&self.id.to_le_bytes());
+        out[6] = self.credits as u8;
+        out[7] = self.status.map_or(0, |status| status as u8);
+        let mut at = FIXED;
+        if let Some(Tag(tag)) = self.tag {
+            out[at..at + 8].copy_from_slice(&tag.to_le_bytes());
+            at += 8;
+        }
+        if self.category == Category::Bulk {
+            out[at..at + 8].copy_from_slice(&self.offset.to_le_bytes());
+            out[at + 8..at + 16].copy_from_slice(&self.len.to_le_bytes());
+            at += 16;
+        }
+        for arg in &self.args[..usize::from(self.nargs)] {
+            out[at..at + 4].copy_from_slice(&arg.to_le_bytes());
+            at += 4;
+        }
+        if self.category == Category::Medium && !at.is_multiple_of(8) {
+            out[at..at + 4].fill(0);
+            at += 4;
+        }
+        at
+    }
+
+    /// Reads the head of a message of `len` bytes, of which `head` are the first; also where the
+    /// payload begins. None if it is not a message that [`encode`](Self::encode) writes.
+    #[inline]
+    #[must_use]
+    pub fn parse(head: &[u8], len: usize) -> Option<(Self, usize)> {
+        let fixed: &[u8; FIXED] = head.first_chunk()?;
+        let mut message =
+            Self::new(Kind::from_bits(fixed[0] & 0xf)?, u16::from_le_bytes([fixed[4], fixed[5]]));
+        message.category = Category::from_bits(fixed[0] >> 4 & 3)?;
+        message.starved = fixed[0] & STARVED != 0;
+        message.nargs = fixed[1];
+        message.handler = u16::from_le_bytes([fixed[2], fixed[3]]);
+        message.credits = fixed[6] as i8;
+        message.status = Status::from_wire(fixed[7])?;
+        let mut at = FIXED;
+        let mut word = || {
+            let bytes: &[u8; 8] = head.get(at..)?.first_chunk()?;
+            at += 8;
+            Some(u64::from_le_bytes(*bytes))
+        };
+        if fixed[0] & TAGGED != 0 {
+            message.tag = Some(Tag(word()?));
+        }
+        if message.category == Category::Bulk {
+            (message.offset, message.len) = (word()?, word()?);
+        }
+        let nargs = usize::from(message.nargs);
+        let args = message.args.get_mut(..nargs)?;
+        for (arg, bytes) in args.iter_mut().zip(head.get(at..at + 4 * nargs)?.chunks_exact(4)) {
+            *arg = Arg::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        at += 4 * nargs;
+        if message.category == Category::Medium {
+            at = at.next_multiple_of(8);
+            message.len = len.checked_sub(at)? as u64;
+        } else if at != len {
+            return None;
+        }
+        Some((message, at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_message() -> impl Strategy<Value = Message> {
+        let kinds = prop::sample::select(vec![1u8, 2, 3, 4, 8, 9, 10, 11, 12, 13]);
+        let head =
+            (kinds, 0u8..3, any::<bool>(), 0u8..=16, any::<u16>(), any::<u16>(), any::<i8>());
+        let rest = (0u8..=10, any::<Option<u64>>(), any::<u64>(), any::<u64>(), any::<[i32; 16]>());
+        (head, rest).prop_map(|((kind, category, starved, nargs, handler, id, credits), rest)| {
+            let (status, tag, offset, len, mut args) = rest;
+            args[usize::from(nargs)..].fill(0);
+            let category = Category::from_bits(category).unwrap();
+            let bulk = category == Category::Bulk;
+            Message {
+                kind: Kind::from_bits(kind).unwrap(),
+                category,
+                starved,
+                nargs,
+                handler,
+                id,
+                credits,
+                status: Status::from_wire(status).unwrap(),
+                tag: tag.map(Tag),
+                offset: if bulk { offset } else { 0 },
+                len: if bulk { len } else { 0 },
+                args,
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(mut message in any_message(), payload in 0usize..100) {
+            let mut head = [0xa5; MAX_HEAD];
+            let at = message.encode(&mut head);
+            let medium = message.category == Category::Medium;
+            let len = at + if medium { payload } else { 0 };
+            if medium {
+                message.len = payload as u64;
+                prop_assert!(at.is_multiple_of(8));
+            }
+            prop_assert_eq!(Message::parse(&head[..at], len), Some((message, at)));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..MAX_HEAD + 8)) {
+            if let Some((message, at)) = Message::parse(&bytes, bytes.len()) {
+                prop_assert!(at <= bytes.len() && usize::from(message.nargs) <= MAX_ARGS);
+            }
+        }
+    }
+}

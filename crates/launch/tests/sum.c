@@ -1,0 +1,15 @@
+/* Adds the numbers of all ranks with MPI. */
+#include <mpi.h>
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+    int rank, sum;
+
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    printf("the sum of all ranks is %d\n", sum);
+    MPI_Finalize();
+    return 0;
+}

@@ -1,0 +1,85 @@
+//! What an experiment gets and returns.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+pub use anyhow::Error;
+use anyhow::{Context, Result, ensure};
+use quipu_figure::Chart;
+
+use crate::data::Figure;
+
+/// What experiments may use.
+pub struct Environment<'a> {
+    /// The `quipu` command, which experiments start.
+    pub quipu: PathBuf,
+    /// A folder for temporary files.
+    pub scratch: PathBuf,
+    /// Take fewer samples: rough numbers within seconds.
+    pub quick: bool,
+    /// Called with a line of text when a step begins.
+    pub progress: &'a mut dyn FnMut(&str),
+}
+
+impl Environment<'_> {
+    /// Runs `quipu` with some arguments and returns its standard output, which must be JSON.
+    ///
+    /// # Errors
+    ///
+    /// The command cannot be started, fails (the error has the end of what it printed), or prints no JSON.
+    pub fn quipu_json(&mut self, arguments: &[&str]) -> Result<serde_json::Value> {
+        let line = format!("quipu {}", arguments.join(" "));
+        (self.progress)(&line);
+        let output = Command::new(&self.quipu)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("cannot start {}", self.quipu.display()))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let last: Vec<_> = errors.lines().rev().take(5).collect();
+        let last: Vec<_> = last.into_iter().rev().collect();
+        ensure!(output.status.success(), "{line} failed ({}): {}", output.status, last.join("; "));
+        serde_json::from_slice(&output.stdout).with_context(|| format!("{line} printed no JSON"))
+    }
+
+    /// Writes a temporary file and returns its path.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be written.
+    pub fn file(&self, name: &str, text: &str) -> Result<PathBuf> {
+        let path: &Path = &self.scratch.join(name);
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path.to_owned())
+    }
+}
+
+/// What came of an experiment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Our value for each fact, by its id. A fact without a value is reported as not measured.
+    pub values: BTreeMap<String, f64>,
+    /// Pictures, the first of which stands for the figure.
+    pub charts: Vec<Chart>,
+    /// Sentences for the reader: what was skipped, and why.
+    pub notes: Vec<String>,
+}
+
+impl Measured {
+    /// Sets our value of a fact.
+    pub fn set(&mut self, fact: &str, value: f64) {
+        self.values.insert(fact.to_owned(), value);
+    }
+}
+
+/// The experiments of one paper.
+pub trait Experiment {
+    /// Measures or simulates a figure. Called once for each figure that the user asked for, so results that
+    /// several figures need may be kept.
+    ///
+    /// # Errors
+    ///
+    /// The experiment cannot run here; the error says why and what to do.
+    fn run(&mut self, figure: &Figure, environment: &mut Environment<'_>) -> Result<Measured>;
+}

@@ -1,0 +1,480 @@
+//! Queue pairs and connection management of the adapter, for the engine of Active Messages.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use quipu_am::message::MAX_HEAD;
+use quipu_am::{ConnId, Event, Fabric, Hello, Local, Name, Refusal, Remote, Status, Welcome};
+use quipu_host::connection::{ChannelKey, Event as CmEvent, EventKind, IdKey, PortSpace};
+use quipu_host::nic::{Access, Completion, QpAttr, QpAttrMask, QpState, Sge, WcStatus};
+
+use crate::connection::param;
+use crate::cq::CompletionQueue;
+use crate::device::{Device, ProtectionDomain};
+use crate::error::Error;
+use crate::memory::{MemoryRegion, RemoteMemory};
+use crate::qp::QueuePair;
+use crate::request::Request;
+use crate::srq::SharedReceiveQueue;
+
+/// `IBV_QPT_RC`
+const RC: u8 = 2;
+const BACKLOG: i32 = 1024;
+/// Bytes that a send may have copied into the queue.
+const INLINE: u32 = 1024;
+/// Receive slots that are made at once.
+const CHUNK: u32 = 64;
+/// Marks the number of a receive.
+const RECEIVE: u64 = 1 << 63;
+/// Bytes of one piece of a long write or read.
+const PIECE: u64 = 1 << 30;
+/// Places of the table that remembers which connection a queue pair is of.
+const REMEMBERED: usize = 64;
+/// What a refusal of the engine begins with, in private data.
+const REFUSAL: [u8; 2] = *b"AM";
+
+/// A connection, or an attempt at one.
+#[derive(Debug)]
+struct Link {
+    conn: ConnId,
+    id: IdKey,
+    hello: [u8; Hello::WIRE_LEN],
+    qp: Option<QueuePair>,
+}
+
+/// Sizes that depend on those of the engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) slot: usize,
+    pub(super) receives: u32,
+    pub(super) sends: u32,
+    pub(super) send_buffers: u32,
+}
+
+impl Sizes {
+    pub(super) fn of(config: &quipu_am::Config) -> Self {
+        // An odd number of cache lines, so that the beginnings of slots are in all sets of a cache.
+        let lines = (config.max_medium as usize + MAX_HEAD).div_ceil(64) | 1;
+        let fixed = u32::from(config.max_outstanding) + config.shared_credits;
+        Self {
+            slot: lines * 64,
+            receives: (fixed + 2 * config.max_connections + 256).next_power_of_two(),
+            sends: 2 * u32::from(config.max_window) + 64,
+            send_buffers: config.send_buffers.max(4),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct HostFabric {
+    device: Device,
+    domain: ProtectionDomain,
+    cq: CompletionQueue,
+    srq: SharedReceiveQueue,
+    channel: ChannelKey,
+    channel_fd: RawFd,
+    listeners: Vec<IdKey>,
+    sizes: Sizes,
+    links: Vec<Option<Link>>,
+    by_number: HashMap<u32, ConnId>,
+    remembered: [(u32, ConnId); REMEMBERED],
+    chunks: Vec<MemoryRegion>,
+    buffers: MemoryRegion,
+    /// Queue pairs of closed connections, until their completions are taken.
+    dying: Vec<QueuePair>,
+    /// What happened in calls that cannot say so.
+    later: VecDeque<Event>,
+}
+
+impl HostFabric {
+    pub(super) fn new(device: &Device, sizes: Sizes) -> Result<Self, Error> {
+        let domain = device.protection_domain()?;
+        let limits = device.opened.engine.limits()?;
+        let cq = device.completion_queue((2 * sizes.receives).min(limits.max_cqe))?;
+        let srq = domain.shared_receive_queue(sizes.receives.min(limits.max_srq_wr), 1)?;
+        let len = sizes.slot * sizes.send_buffers as usize;
+        let buffers = domain.register(len, Access::LOCAL_WRITE)?;
+        let (channel, channel_fd) = device.opened.engine.cm_create_channel()?;
+        Ok(Self {
+            device: device.clone(),
+            domain,
+            cq,
+            srq,
+            channel,
+            channel_fd,
+            listeners: Vec::new(),
+            sizes,
+            links: Vec::new(),
+            by_number: HashMap::new(),
+            remembered: [(u32::MAX, ConnId::from_u64(u64::MAX)); REMEMBERED],
+            chunks: Vec::new(),
+            buffers,
+            dying: Vec::new(),
+            later: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    pub(super) fn queue(&self) -> &CompletionQueue {
+        &self.cq
+    }
+
+    /// Readable while connection management has something to say.
+    pub(super) fn events_fd(&self) -> RawFd {
+        self.channel_fd
+    }
+
+    /// Takes connections at another address.
+    pub(super) fn listen(&mut self, at: SocketAddr) -> Result<SocketAddr, Error> {
+        let engine = &self.device.opened.engine;
+        let id = engine.cm_create_id(self.channel, PortSpace::Tcp, 0, u64::MAX)?;
+        self.listeners.push(id);
+        engine.cm_bind_addr(id, at)?;
+        engine.cm_listen(id, BACKLOG)?;
+        engine.cm_route(id)?.src.ok_or(Error::PlainIwarp)
+    }
+
+    fn link(&mut self, conn: ConnId) -> Option<&mut Link> {
+        let link = self.links.get_mut(conn.index() as usize)?.as_mut()?;
+        (link.conn == conn).then_some(link)
+    }
+
+    #[inline]
+    fn queue_pair(&self, conn: ConnId) -> Option<&QueuePair> {
+        let link = self.links.get(conn.index() as usize)?.as_ref()?;
+        if link.conn == conn { link.qp.as_ref() } else { None }
+    }
+
+    fn add_link(&mut self, link: Link) {
+        let at = link.conn.index() as usize;
+        if at >= self.links.len() {
+            self.links.resize_with(at + 1, || None);
+        }
+        self.links[at] = Some(link);
+    }
+
+    fn build(&mut self, conn: ConnId) -> Result<QueuePair, Error> {
+        let qp = self
+            .domain
+            .queue_pair(&self.cq, &self.cq)
+            .shared_receive_queue(&self.srq)
+            .send_queue(self.sizes.sends, 1)
+            .inline_data(INLINE)
+            .build()?;
+        self.by_number.insert(qp.number().0, conn);
+        Ok(qp)
+    }
+
+    #[inline]
+    fn conn_of(&mut self, number: u32) -> Option<ConnId> {
+        let place = &mut self.remembered[(number ^ number >> 8) as usize % REMEMBERED];
+        if place.0 != number {
+            *place = (number, *self.by_number.get(&number)?);
+        }
+        Some(place.1)
+    }
+
+    /// What a completion means to the engine.
+    #[inline]
+    pub(super) fn event_of(&mut self, completion: &Completion) -> Option<Event> {
+        let conn = self.conn_of(completion.qp_num.0);
+        let is_receive = completion.wr_id & RECEIVE != 0;
+        let slot = completion.wr_id as u32;
+        if completion.status != WcStatus::Success {
+            if is_receive {
+                self.later.push_back(Event::Unused { slot });
+            }
+            return conn.map(|conn| Event::Failed { conn });
+        }
+        if is_receive {
+            return Some(Event::Received { conn, slot, len: completion.byte_len as usize });
+        }
+        conn.map(|conn| Event::Done { conn, notify: completion.wr_id })
+    }
+
+    /// What happened in calls that could not say so.
+    #[inline]
+    pub(super) fn take_later(&mut self) -> Option<Event> {
+        if self.later.is_empty() { None } else { self.later.pop_front() }
+    }
+
+    /// Destroys queue pairs of closed connections. To be called when no completions are left.
+    pub(super) fn reap(&mut self) {
+        for qp in self.dying.drain(..) {
+            let number = qp.number().0;
+            self.by_number.remove(&number);
+            self.remembered[(number ^ number >> 8) as usize % REMEMBERED].0 = u32::MAX;
+        }
+    }
+
+    pub(super) fn has_dying(&self) -> bool {
+        !self.dying.is_empty()
+    }
+
+    /// Handles the next event of connection management; whether there was one.
+    pub(super) fn pump(&mut self) -> bool {
+        let Ok(event) = self.device.opened.engine.cm_take_event(self.channel) else { return false };
+        if event.kind == EventKind::ConnectRequest {
+            self.asked(&event);
+            return true;
+        }
+        let conn = ConnId::from_u64(event.cookie);
+        if self.link(conn).is_none_or(|link| link.id != event.id) {
+            return true;
+        }
+        let went_on = match event.kind {
+            EventKind::AddrResolved => self.device.opened.engine.cm_resolve_route(event.id).is_ok(),
+            EventKind::RouteResolved => self.ask(conn, event.id).is_ok(),
+            EventKind::ConnectResponse => self.answered(conn, &event),
+            EventKind::Established | EventKind::TimewaitExit => true,
+            EventKind::Disconnected => {
+                self.later.push_back(Event::Failed { conn });
+                return true;
+            }
+            _ => false,
+        };
+        if !went_on {
+            let why = refusal_of(&event);
+            self.abandon(conn);
+            self.later.push_back(Event::Refused { conn, why });
+        }
+        true
+    }
+
+    /// Ends an attempt.
+    fn abandon(&mut self, conn: ConnId) {
+        if self.link(conn).is_none() {
+            return;
+        }
+        let Some(link) = self.links[conn.index() as usize].take() else { return };
+        let engine = &self.device.opened.engine;
+        if let Some(qp) = link.qp {
+            let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+            let _ = qp.modify(&attr, QpAttrMask::STATE);
+            self.dying.push(qp);
+            let _ = engine.cm_disconnect(link.id);
+        }
+        let _ = engine.cm_destroy_id(link.id);
+    }
+
+    /// The route is known: the request goes out.
+    fn ask(&mut self, conn: ConnId, id: IdKey) -> Result<(), Error> {
+        let qp = self.build(conn)?;
+        let Some(link) = self.link(conn) else { return Ok(()) };
+        let param = param(&qp, &link.hello);
+        link.qp = Some(qp);
+        Ok(self.device.opened.engine.cm_connect(id, &param)?)
+    }
+
+    /// The peer has accepted; whether that can be used.
+    fn answered(&mut self, conn: ConnId, event: &CmEvent) -> bool {
+        let Some(welcome) = Welcome::parse(&event.private_data) else { return false };
+        let engine = &self.device.opened.engine;
+        let Ok(params) = engine.cm_connect_params(event.id) else { return false };
+        let Some(qp) = self.queue_pair(conn) else { return false };
+        if qp.connect_as(&params).is_err() || engine.cm_accept(event.id, None).is_err() {
+            return false;
+        }
+        self.later.push_back(Event::Connected { conn, welcome });
+        true
+    }
+
+    fn asked(&mut self, event: &CmEvent) {
+        match Hello::parse(&event.private_data) {
+            Some(hello) => {
+                self.later.push_back(Event::Incoming { incoming: event.id.0, hello });
+            }
+            None => self.reject(event.id.0, Status::BadArgs),
+        }
+    }
+
+    fn bring_up(&mut self, id: IdKey, conn: ConnId, welcome: &Welcome) -> Result<(), Error> {
+        let engine = &self.device.opened.engine;
+        engine.cm_set_cookie(id, conn.to_u64())?;
+        let params = engine.cm_connect_params(id)?;
+        let qp = self.build(conn)?;
+        let param = param(&qp, &welcome.to_bytes());
+        let connected = qp.connect_as(&params);
+        self.add_link(Link { conn, id, hello: [0; Hello::WIRE_LEN], qp: Some(qp) });
+        connected?;
+        Ok(self.device.opened.engine.cm_accept(id, Some(&param))?)
+    }
+
+    fn sge(&self, slot: u32) -> Option<Sge> {
+        let chunk = self.chunks.get((slot / CHUNK) as usize)?;
+        chunk.sge((slot % CHUNK) as usize * self.sizes.slot, self.sizes.slot).ok()
+    }
+
+    /// The address of a byte of a receive slot.
+    pub(super) fn address_of(&self, slot: u32, at: u32) -> u64 {
+        self.sge(slot).map_or(0, |sge| sge.addr + u64::from(at))
+    }
+
+    /// Posts in pieces, of which the last one asks for a completion if `notify` is given.
+    fn post_long(
+        &self,
+        conn: ConnId,
+        local: Local,
+        remote: Remote,
+        notify: Option<u64>,
+        make: impl for<'a> Fn(&'a [Sge], RemoteMemory) -> Request<'a>,
+    ) -> bool {
+        let Some(qp) = self.queue_pair(conn) else { return false };
+        let mut done = 0;
+        while done < local.len {
+            let len = (local.len - done).min(PIECE);
+            let lkey = quipu_host::nic::Key(local.key);
+            let sges = [Sge { addr: local.addr.wrapping_add(done), len: len as u32, lkey }];
+            let rkey = quipu_host::nic::Key(remote.key);
+            let to = RemoteMemory { addr: remote.addr.wrapping_add(done), len, rkey };
+            done += len;
+            let mut request = make(&sges, to);
+            request = match notify {
+                Some(number) if done == local.len => request.id(number),
+                _ => request.unsignaled(),
+            };
+            if qp.post_send(&request).is_err() {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Why a connection did not come about.
+fn refusal_of(event: &CmEvent) -> Refusal {
+    let said = match event.private_data.get(..3) {
+        Some(&[a, m, status]) if [a, m] == REFUSAL && event.kind == EventKind::Rejected => {
+            status_of(status)
+        }
+        _ => None,
+    };
+    said.map_or(Refusal::Absent, Refusal::Said)
+}
+
+fn status_of(byte: u8) -> Option<Status> {
+    [Status::BadArgs, Status::BadEndpoint, Status::Congestion, Status::Unreachable]
+        .into_iter()
+        .find(|status| *status as u8 == byte)
+}
+
+impl Fabric for HostFabric {
+    fn connect(&mut self, conn: ConnId, to: &Name, hello: &Hello) {
+        let engine = &self.device.opened.engine;
+        let Ok(id) = engine.cm_create_id(self.channel, PortSpace::Tcp, RC, conn.to_u64()) else {
+            return self.later.push_back(Event::Refused { conn, why: Refusal::Absent });
+        };
+        let resolves = engine.cm_resolve_addr(id, None, to.port).is_ok();
+        self.add_link(Link { conn, id, hello: hello.to_bytes(), qp: None });
+        if !resolves {
+            self.abandon(conn);
+            self.later.push_back(Event::Refused { conn, why: Refusal::Absent });
+        }
+    }
+
+    fn accept(&mut self, incoming: u64, conn: ConnId, welcome: &Welcome) -> bool {
+        let id = IdKey(incoming);
+        if self.bring_up(id, conn, welcome).is_ok() {
+            return true;
+        }
+        if self.link(conn).is_none() {
+            let _ = self.device.opened.engine.cm_destroy_id(id);
+        }
+        false
+    }
+
+    fn reject(&mut self, incoming: u64, why: Status) {
+        let engine = &self.device.opened.engine;
+        let said = [REFUSAL[0], REFUSAL[1], why as u8];
+        let consumer = quipu_host::connection::Refusal::Consumer;
+        let _ = engine.cm_reject(IdKey(incoming), consumer, &said);
+        let _ = engine.cm_destroy_id(IdKey(incoming));
+    }
+
+    fn close(&mut self, conn: ConnId) {
+        self.abandon(conn);
+    }
+
+    #[inline]
+    fn send(&mut self, conn: ConnId, bytes: &[u8], notify: Option<u64>) -> bool {
+        let Some(qp) = self.queue_pair(conn) else { return false };
+        let request = Request::send_inline(bytes);
+        let request = match notify {
+            Some(number) => request.id(number),
+            None => request.unsignaled(),
+        };
+        qp.post_send(&request).is_ok()
+    }
+
+    fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool {
+        let Some(qp) = self.queue_pair(conn) else { return false };
+        let Ok(sge) = self.buffers.sge(buffer as usize * self.sizes.slot, len) else {
+            return false;
+        };
+        qp.post_send(&Request::send(&[sge]).id(notify)).is_ok()
+    }
+
+    fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool {
+        self.post_long(conn, from, to, notify, |sges, to| Request::write(sges, to))
+    }
+
+    fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
+        self.post_long(conn, into, from, Some(notify), |sges, from| Request::read(sges, from))
+    }
+
+    #[inline]
+    fn inline_limit(&self) -> usize {
+        INLINE as usize
+    }
+
+    fn store(&mut self, buffer: u32, at: usize, bytes: &[u8]) {
+        // The engine keeps to the size of buffers.
+        let _ = self.buffers.write(buffer as usize * self.sizes.slot + at, bytes);
+    }
+
+    #[inline]
+    fn load(&self, slot: u32, at: usize, out: &mut [u8]) {
+        let Some(chunk) = self.chunks.get((slot / CHUNK) as usize) else { return };
+        let _ = chunk.read((slot % CHUNK) as usize * self.sizes.slot + at, out);
+    }
+
+    #[inline]
+    fn repost(&mut self, slots: &[u32]) {
+        let Ok(mut doorbell) = self.device.opened.engine.doorbell() else { return };
+        for &slot in slots {
+            let Some(sge) = self.sge(slot) else { continue };
+            let _ = doorbell.post_srq_recv(self.srq.inner.id, RECEIVE | u64::from(slot), &[sge]);
+        }
+    }
+
+    fn provide(&mut self, slots: u32) -> bool {
+        while (self.chunks.len() as u32 * CHUNK) < slots {
+            let len = self.sizes.slot * CHUNK as usize;
+            let Ok(chunk) = self.domain.register(len, Access::LOCAL_WRITE) else { return false };
+            let first = self.chunks.len() as u32 * CHUNK;
+            self.chunks.push(chunk);
+            let new: Vec<u32> = (first..first + CHUNK).collect();
+            self.repost(&new);
+        }
+        true
+    }
+}
+
+impl Drop for HostFabric {
+    fn drop(&mut self) {
+        let conns: Vec<ConnId> = self.links.iter().flatten().map(|link| link.conn).collect();
+        for conn in conns {
+            self.abandon(conn);
+        }
+        self.dying.clear();
+        let engine = &self.device.opened.engine;
+        for id in self.listeners.drain(..) {
+            let _ = engine.cm_destroy_id(id);
+        }
+        let _ = engine.cm_destroy_channel(self.channel);
+    }
+}

@@ -1,0 +1,248 @@
+//! The port of a process: an engine of Active Messages on an adapter.
+
+use std::cell::Cell;
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use quipu_am::{BundleId, Config, Core, Delivery};
+use quipu_host::nic::Completion;
+
+use super::fabric::{HostFabric, Sizes};
+use super::message::{Handler, Message};
+use super::{Bundle, Error, Mode};
+use crate::cq::CompletionQueue;
+use crate::device::{Device, ProtectionDomain};
+
+/// Completions that are taken at once.
+const BATCH: usize = 16;
+/// Polls between two looks at connections, where nothing is known to be going on there.
+const POLLS_PER_LOOK: u32 = 64;
+/// Handlers that one call runs at most.
+const MOST_HANDLERS: usize = 64;
+/// The longest sleep while another thread sleeps, too, and takes this one's messages.
+const SHARED_NAP: Duration = Duration::from_millis(1);
+/// The longest sleep.
+const NAP: Duration = Duration::from_millis(200);
+
+thread_local! {
+    /// Handlers that this thread is in.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// What the lock of a port is around.
+pub(super) struct State {
+    pub(super) core: Core<HostFabric, Handler>,
+    completions: Box<[Completion; BATCH]>,
+    polls: u32,
+}
+
+/// A port, as its objects share it.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    queue: CompletionQueue,
+    domain: ProtectionDomain,
+    device: Device,
+    events_fd: i32,
+    began: Instant,
+    sleepers: AtomicU32,
+}
+
+/// The endpoints of a process, and what they share: one completion queue, one receive queue, and a
+/// bounded amount of memory, however many peers there are.
+///
+/// Clones are the same port. It lives until the last bundle and endpoint of it is gone.
+#[derive(Clone)]
+pub struct Port {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Port({})", self.shared.device.address())
+    }
+}
+
+impl Port {
+    /// Opens a port on an adapter, at a TCP port that is free.
+    ///
+    /// # Errors
+    ///
+    /// The adapter refuses one of the sizes, or the system has no descriptor or thread left.
+    pub fn open(device: &Device, config: Config) -> Result<Self, Error> {
+        let mut fabric = HostFabric::new(device, Sizes::of(&config))?;
+        let address = fabric.listen(SocketAddr::new(device.address(), 0))?;
+        let (queue, domain) = (fabric.queue().clone(), fabric.domain().clone());
+        let events_fd = fabric.events_fd();
+        // No secret: it tells this life of the TCP port from others.
+        let incarnation = RandomState::new().hash_one(std::process::id()) | 1;
+        let core = Core::new(fabric, config, address, incarnation)?;
+        let state = State { core, completions: Box::default(), polls: 0 };
+        let shared = Shared {
+            state: Mutex::new(state),
+            queue,
+            domain,
+            device: device.clone(),
+            events_fd,
+            began: Instant::now(),
+            sleepers: AtomicU32::new(0),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Takes connections at another TCP port, too: 0 picks one. Names with that port reach the
+    /// endpoints of this one.
+    ///
+    /// # Errors
+    ///
+    /// The TCP port is taken.
+    pub fn listen(&self, tcp_port: u16) -> Result<SocketAddr, Error> {
+        let at = SocketAddr::new(self.shared.device.address(), tcp_port);
+        Ok(self.shared.lock().core.fabric_mut().listen(at)?)
+    }
+
+    /// Creates a bundle.
+    #[must_use]
+    pub fn bundle(&self, mode: Mode) -> Bundle {
+        let id = self.shared.lock().core.create_bundle(mode);
+        Bundle::new(self.clone(), id)
+    }
+
+    /// The adapter.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The protection domain: memory for segments, and for bulk messages, is registered here.
+    #[must_use]
+    pub fn domain(&self) -> &ProtectionDomain {
+        &self.shared.domain
+    }
+}
+
+impl Shared {
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Handlers, which may panic, run without it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds since the port was opened.
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// Whether this thread runs a handler.
+    pub(super) fn is_in_handler() -> bool {
+        DEPTH.get() > 0
+    }
+
+    /// Takes in what has happened; whether anything has.
+    #[inline]
+    pub(super) fn drain(&self, state: &mut State) -> Result<bool, Error> {
+        let State { core, completions, polls } = state;
+        let found = self.queue.poll(&mut completions[..])?;
+        for completion in &completions[..found] {
+            if let Some(event) = core.fabric_mut().event_of(completion) {
+                core.handle_event(event);
+            }
+        }
+        *polls = polls.wrapping_add(1);
+        let is_time = if found == 0 { *polls % POLLS_PER_LOOK == 0 } else { *polls % 1024 == 0 };
+        if is_time {
+            self.look(core, found == 0);
+        }
+        while let Some(event) = core.fabric_mut().take_later() {
+            core.handle_event(event);
+        }
+        Ok(found > 0)
+    }
+
+    /// Looks at connections and at the time.
+    #[cold]
+    fn look(&self, core: &mut Core<HostFabric, Handler>, is_empty: bool) {
+        core.handle_timeout(self.now());
+        while core.fabric_mut().pump() {
+            while let Some(event) = core.fabric_mut().take_later() {
+                core.handle_event(event);
+            }
+        }
+        if is_empty && core.fabric().has_dying() {
+            core.fabric_mut().reap();
+        }
+    }
+
+    /// Makes progress, and runs handlers of a bundle; how many.
+    #[inline]
+    pub(super) fn poll(&self, bundle: BundleId) -> Result<usize, Error> {
+        let mut state = self.lock();
+        self.drain(&mut state)?;
+        let mut ran = 0;
+        while ran < MOST_HANDLERS {
+            let Some(delivery) = state.core.next_delivery(bundle) else { break };
+            drop(state);
+            self.run(delivery);
+            ran += 1;
+            state = self.lock();
+        }
+        Ok(ran)
+    }
+
+    /// Runs a handler.
+    #[inline]
+    pub(super) fn run(&self, mut delivery: Delivery<Handler>) {
+        let handler = delivery.handler.take();
+        let mut message = Message::new(self, delivery);
+        DEPTH.set(DEPTH.get() + 1);
+        if let Some(handler) = handler {
+            handler(&mut message);
+        }
+    }
+
+    /// A handler of this thread has ended.
+    #[inline]
+    pub(super) fn ended(&self, delivery: &Delivery<Handler>) {
+        DEPTH.set(DEPTH.get() - 1);
+        self.lock().core.finish(delivery);
+    }
+
+    /// Sleeps until something may have happened, or `most` is over.
+    pub(super) fn sleep(&self, bundle: BundleId, most: Option<Duration>) -> Result<(), Error> {
+        let alone = self.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
+        let slept = self.sleep_as(bundle, alone, most);
+        self.sleepers.fetch_sub(1, Ordering::AcqRel);
+        slept
+    }
+
+    fn sleep_as(&self, bundle: BundleId, alone: bool, most: Option<Duration>) -> Result<(), Error> {
+        let mut nap = most.unwrap_or(NAP).min(if alone { NAP } else { SHARED_NAP });
+        let mut state = self.lock();
+        self.queue.request_event(false)?;
+        let now = self.now();
+        self.look(&mut state.core, false);
+        let happened = self.drain(&mut state)?;
+        if happened || state.core.has_messages(bundle)? {
+            return Ok(());
+        }
+        if let Some(at) = state.core.poll_timeout() {
+            nap = nap.min(Duration::from_nanos(at.saturating_sub(now)));
+        }
+        drop(state);
+        let readable = 1;
+        let entry = |fd| quipu_host::PollEntry { fd, events: readable, revents: 0 };
+        let mut fds = [entry(self.queue.as_raw_fd()), entry(self.events_fd)];
+        match self.device.opened.engine.poll_within(&mut fds, Some(nap)) {
+            Ok(_) | Err(quipu_host::EngineError::Interrupted) => {}
+            Err(error) => return Err(crate::Error::from(error).into()),
+        }
+        if fds[0].revents != 0 {
+            self.queue.take_event()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,255 @@
+//! Active Messages between two ports of one process.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use quipu::am::{
+    Bundle, CallError, Category, Config, Endpoint, Error, Kind, Message, Mode, Operation, Port,
+    Status, Tag,
+};
+use quipu::{Access, Device};
+
+const TAG: Tag = Tag(0x1234_5678_9abc);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A port with an endpoint.
+struct End {
+    endpoint: Endpoint,
+    bundle: Bundle,
+    port: Port,
+}
+
+impl End {
+    fn new(config: Config) -> Self {
+        let device = quipu::Config {
+            address: Some("127.0.0.1".parse().unwrap()),
+            ..quipu::Config::default()
+        };
+        let port = Port::open(&Device::open(device).unwrap(), config).unwrap();
+        let bundle = port.bundle(Mode::Sequential);
+        let endpoint = bundle.endpoint().unwrap();
+        endpoint.set_tag(TAG).unwrap();
+        Self { endpoint, bundle, port }
+    }
+
+    fn pair() -> [Self; 2] {
+        let ends = [Self::new(Config::default()), Self::new(Config::default())];
+        ends[0].endpoint.map(0, ends[1].endpoint.name().unwrap(), TAG).unwrap();
+        ends[1].endpoint.map(0, ends[0].endpoint.name().unwrap(), TAG).unwrap();
+        ends
+    }
+}
+
+/// Polls both ends until something is so.
+#[track_caller]
+fn until(ends: &[End; 2], mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "it does not come about");
+        ends[0].bundle.poll().unwrap();
+        ends[1].bundle.poll().unwrap();
+    }
+}
+
+/// Sends by an end whose peer has to be polled meanwhile.
+#[track_caller]
+fn send(ends: &[End; 2], mut attempt: impl FnMut() -> Result<(), Error>) {
+    until(ends, || match attempt() {
+        Err(Error::Call(CallError::WouldBlock)) => false,
+        sent => {
+            sent.unwrap();
+            true
+        }
+    });
+}
+
+/// Notes what a handler gets.
+fn note<T: Send + 'static>(
+    place: &Arc<Mutex<Vec<T>>>,
+    read: impl Fn(&mut Message<'_>) -> T + Send + Sync + 'static,
+) -> impl Fn(&mut Message<'_>) + Send + Sync + 'static {
+    let place = Arc::clone(place);
+    move |message| {
+        let what = read(message);
+        place.lock().unwrap().push(what);
+    }
+}
+
+#[test]
+fn a_request_is_replied_to_with_all_numbers_of_arguments() {
+    let ends = End::pair();
+    let got = Arc::default();
+    ends[1]
+        .endpoint
+        .set_handler(1, |message| {
+            let doubled: Vec<i32> = message.args().iter().map(|arg| arg.wrapping_mul(2)).collect();
+            message.reply(2, &doubled).unwrap();
+            assert!(matches!(message.reply(2, &[]), Err(Error::Call(CallError::NoReply))));
+        })
+        .unwrap();
+    ends[0].endpoint.set_handler(2, note(&got, |message| message.args().to_vec())).unwrap();
+    for count in 0..=16 {
+        let args: Vec<i32> = (0..count).map(|arg| 1000 - arg).collect();
+        send(&ends, || ends[0].endpoint.try_request(0, 1, &args));
+        until(&ends, || got.lock().unwrap().len() > count as usize);
+        let doubled: Vec<i32> = (0..count).map(|arg| 2 * (1000 - arg)).collect();
+        assert_eq!(got.lock().unwrap()[count as usize], doubled);
+    }
+    let counters = ends[1].endpoint.counters().unwrap();
+    assert_eq!((counters.requests_received, counters.replies_sent), (17, 17));
+    let too_many = ends[0].endpoint.try_request(0, 1, &[0; 17]);
+    assert!(matches!(too_many, Err(Error::Call(CallError::TooMuch { value: 17, most: 16, .. }))));
+}
+
+#[test]
+fn medium_messages_of_all_sizes_arrive_both_ways() {
+    let ends = End::pair();
+    let got = Arc::default();
+    ends[1]
+        .endpoint
+        .set_handler(1, |message| {
+            let mut bytes = message.to_vec().unwrap();
+            bytes.reverse();
+            message.reply_medium(2, &[message.args()[0]], &bytes).unwrap();
+        })
+        .unwrap();
+    let read = |message: &mut Message<'_>| (message.args()[0], message.to_vec().unwrap());
+    ends[0].endpoint.set_handler(2, note(&got, read)).unwrap();
+    let sizes = [0, 1, 7, 8, 100, 900, 1000, 4096, 65_536];
+    for round in 0..40 {
+        let size = sizes[round % sizes.len()];
+        let mut bytes: Vec<u8> = (0..size).map(|at| (at * 7 + round) as u8).collect();
+        send(&ends, || ends[0].endpoint.try_request_medium(0, 1, &[round as i32], &bytes));
+        let sent = std::mem::replace(&mut bytes, vec![0; size]);
+        until(&ends, || got.lock().unwrap().len() > round);
+        let (arg, mut back) = got.lock().unwrap()[round].clone();
+        back.reverse();
+        assert_eq!((arg, back == sent), (round as i32, true), "{size} bytes");
+    }
+    let long = vec![0; 65_537];
+    let refused = ends[0].endpoint.try_request_medium(0, 1, &[], &long);
+    assert!(matches!(refused, Err(Error::Call(CallError::TooMuch { .. }))));
+}
+
+#[test]
+fn bulk_messages_go_into_segments_and_gets_come_out_of_them() {
+    let ends = End::pair();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let memory =
+        [0, 1].map(|end: usize| ends[end].port.domain().register(1 << 20, access).unwrap());
+    for (end, memory) in ends.iter().zip(&memory) {
+        end.endpoint.set_segment(Some(memory.remote(0, 1 << 19).unwrap())).unwrap();
+    }
+    let (got, back) = (Arc::default(), Arc::default());
+    let second_half = memory[1].sge(1 << 19, 5).unwrap();
+    memory[1].write(1 << 19, b"reply").unwrap();
+    ends[1]
+        .endpoint
+        .set_handler(1, move |message| {
+            assert_eq!(message.category(), Category::Bulk);
+            let args = [message.offset() as i32, message.payload_len() as i32];
+            message.reply_bulk(2, &args, second_half, 77).unwrap();
+        })
+        .unwrap();
+    let read = |message: &mut Message<'_>| (message.args().to_vec(), message.offset());
+    ends[0].endpoint.set_handler(2, note(&got, read)).unwrap();
+    ends[0].endpoint.set_handler(3, note(&got, read)).unwrap();
+    let why = |message: &mut Message<'_>| match message.kind() {
+        Kind::Returned { status, operation, .. } => (status, operation),
+        other => panic!("{other:?}"),
+    };
+    ends[0].endpoint.set_handler(0, note(&back, why)).unwrap();
+
+    memory[0].write(1 << 19, b"a long way").unwrap();
+    let source = memory[0].sge(1 << 19, 10).unwrap();
+    send(&ends, || ends[0].endpoint.try_request_bulk(0, 1, &[], source, 1000));
+    until(&ends, || got.lock().unwrap().len() == 1);
+    assert_eq!(memory[1].to_vec(1000, 10).unwrap(), b"a long way");
+    assert_eq!(memory[0].to_vec(77, 5).unwrap(), b"reply");
+    assert_eq!(got.lock().unwrap()[0], (vec![1000, 10], 77));
+
+    send(&ends, || ends[0].endpoint.try_get(0, 1002, (5, 4), (3, &[9])));
+    until(&ends, || got.lock().unwrap().len() == 2);
+    assert_eq!(
+        (memory[0].to_vec(5, 4).unwrap(), got.lock().unwrap()[1].clone()),
+        (b"long".to_vec(), (vec![9], 5))
+    );
+
+    let request = Operation::Request(Category::Bulk);
+    let end = 1 << 19;
+    for (offset, status) in [(end - 9, Status::BadLength), (end + 1, Status::BadSegmentOffset)] {
+        send(&ends, || ends[0].endpoint.try_request_bulk(0, 1, &[], source, offset));
+        send(&ends, || ends[0].endpoint.try_get(0, offset, (0, 10), (3, &[])));
+        until(&ends, || back.lock().unwrap().len() == 2);
+        let came = std::mem::take(&mut *back.lock().unwrap());
+        assert_eq!(came, [(status, request), (status, Operation::Get)]);
+    }
+    ends[1].endpoint.set_segment(None).unwrap();
+    let gone = Arc::new(AtomicU32::new(0));
+    until(&ends, || {
+        let _ = ends[0].endpoint.try_request_bulk(0, 1, &[], source, 0);
+        let came = std::mem::take(&mut *back.lock().unwrap());
+        gone.fetch_add(came.len() as u32, Ordering::Relaxed);
+        came.contains(&(Status::BadSegmentOffset, request))
+    });
+}
+
+#[test]
+fn what_cannot_be_delivered_comes_back_and_says_why() {
+    let config = Config { give_up_ns: 300_000_000, ..Config::default() };
+    let [a, b] = [End::new(config.clone()), End::new(config)];
+    let back = Arc::default();
+    let why = |message: &mut Message<'_>| match message.kind() {
+        Kind::Returned { status, .. } => (status, message.handler(), message.args().to_vec()),
+        other => panic!("{other:?}"),
+    };
+    a.endpoint.set_handler(0, note(&back, why)).unwrap();
+    let other = b.bundle.endpoint().unwrap();
+    let (name, gone) = (b.endpoint.name().unwrap(), other.name().unwrap());
+    drop(other);
+    let mut absent = name;
+    absent.port.set_port(1);
+    let mut earlier = name;
+    earlier.incarnation ^= 2;
+    a.endpoint.map(0, name, TAG).unwrap();
+    a.endpoint.map(1, name, Tag(7)).unwrap();
+    a.endpoint.map(2, gone, TAG).unwrap();
+    a.endpoint.map(3, absent, TAG).unwrap();
+    a.endpoint.map(4, earlier, TAG).unwrap();
+    let ends = [a, b];
+    let expected = [
+        (0, Status::BadHandler),
+        (1, Status::BadTag),
+        (2, Status::BadEndpoint),
+        (3, Status::Unreachable),
+        (4, Status::Unreachable),
+    ];
+    for (index, status) in expected {
+        for _ in 0..2 {
+            send(&ends, || ends[0].endpoint.try_request(index, 5, &[1, 2]));
+            until(&ends, || !back.lock().unwrap().is_empty());
+            assert_eq!(back.lock().unwrap().pop(), Some((status, 5, vec![1, 2])), "{index}");
+        }
+    }
+    // A tag that is changed is told.
+    ends[0].endpoint.set_translation_tag(0, Tag(8)).unwrap();
+    send(&ends, || ends[0].endpoint.try_request(0, 5, &[]));
+    until(&ends, || !back.lock().unwrap().is_empty());
+    assert_eq!(back.lock().unwrap().pop(), Some((Status::BadTag, 5, vec![])));
+}
+
+#[test]
+fn a_request_to_the_endpoint_itself_is_over_when_it_returns() {
+    let end = End::new(Config::default());
+    end.endpoint.map(0, end.endpoint.name().unwrap(), TAG).unwrap();
+    let got = Arc::default();
+    end.endpoint
+        .set_handler(1, |message| message.reply(2, &[message.args()[0] + 1]).unwrap())
+        .unwrap();
+    end.endpoint.set_handler(2, note(&got, |message| message.args()[0])).unwrap();
+    for arg in 0..100 {
+        end.endpoint.request(0, 1, &[arg]).unwrap();
+        assert_eq!(got.lock().unwrap().pop(), Some(arg + 1));
+    }
+}
