@@ -76,8 +76,8 @@ fn a_queue_pair_is_found_by_its_own_address_alone() {
     // The smaller end reaches out, by the second network; the other expects it on the first.
     pair.to_rtr(0, qps, &by_second);
     pair.to_rtr(1, qps, &|_: &mut QpAttr| {});
-    for host in 0..2 {
-        pair.to_rts(host, qps[host], &|_: &mut QpAttr| {});
+    for (host, qp) in qps.into_iter().enumerate() {
+        pair.to_rts(host, qp, &|_: &mut QpAttr| {});
     }
     pair.send(0, qps[0], 2, SendOp::Send, &[]);
     pair.later(20_000_000_000);
