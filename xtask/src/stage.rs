@@ -13,12 +13,13 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 5] = [
+const LIBRARIES: [(&str, &str); 6] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
     ("libqpip.so", "libqpip.so.1"),
+    ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
 ];
 /// What says to tools for finding errors what they cannot know of the libraries.
 const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
@@ -28,8 +29,15 @@ const LINKS: [(&str, &str); 3] = [
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
 ];
-const PACKAGES: [&str; 6] =
-    ["quipu", "quipu-ibverbs", "quipu-rdmacm", "quipu-engine", "quipu-shim", "quipu-qpip"];
+const PACKAGES: [&str; 7] = [
+    "quipu",
+    "quipu-ibverbs",
+    "quipu-rdmacm",
+    "quipu-engine",
+    "quipu-shim",
+    "quipu-qpip",
+    "quipu-sockets-preload",
+];
 
 /// What to build, and for which machine.
 #[derive(clap::Args)]

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use libc::c_char;
 use quipu_abi_types::{
     ENGINE_API_SYMBOL, ENGINE_FILE_NAME, EngineApi, EngineApiFn, EngineDevice, EngineStatus,
-    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND, ibv_gid_entry,
+    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND, ibv_gid, ibv_gid_entry,
 };
 use quipu_cabi::symbol_beside;
 
@@ -109,7 +109,7 @@ fn name_of(interface: u32) -> Option<[c_char; libc::IF_NAMESIZE]> {
 /// Rows of the GID table that all hold the device's first address, which does not change.
 const FIRST_ROWS: u32 = 4;
 
-/// A row of the GID table of a device; none if there is none of that number.
+/// A row of the GID table of a device. One that is empty has no GID, as the kernel shows it.
 fn row(which: usize, index: u32) -> Option<ibv_gid_entry> {
     let first = fact(which)?.gid;
     if index < FIRST_ROWS {
@@ -118,7 +118,9 @@ fn row(which: usize, index: u32) -> Option<ibv_gid_entry> {
     let mut entry = first;
     // SAFETY: `entry` is valid for the call.
     let status = unsafe { (facts()?.api.list_gid)(index, &mut entry) };
-    (status == EngineStatus::Ok.code()).then_some(entry)
+    let none = ibv_gid { raw: [0; 16] };
+    let empty = ibv_gid_entry { gid: none, gid_index: index, ..first };
+    Some(if status == EngineStatus::Ok.code() { entry } else { empty })
 }
 
 fn fact(which: usize) -> Option<&'static Fact> {

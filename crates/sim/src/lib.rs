@@ -16,7 +16,6 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `kernel` | the virtual clock and the queue of events |
 //! | `flow`, `network` | simulated TCP on links that lose, delay, double, reorder and damage |
 //! | `memory` | the address spaces of hosts, and access between those on one machine |
 //! | `world`, `look` | hosts: what serves an adapter; how programs poll |
@@ -53,7 +52,6 @@ mod faults;
 mod flow;
 mod frames;
 mod goodput;
-mod kernel;
 mod load;
 mod look;
 mod memory;

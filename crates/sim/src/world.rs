@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use quipu_events::Kernel;
 use quipu_nic::mem::Segment;
 use quipu_nic::{
     Action, Adapter, Arrival, Config, ConnId, Event as NicEvent, Gid, Link, LinkId, LinkMessage,
@@ -16,7 +17,6 @@ use quipu_nic::{
 
 use crate::datagrams::Udp;
 use crate::frames::Frames;
-use crate::kernel::Kernel;
 use crate::memory::{Reach, SharedSpace};
 use crate::network::{Network, Packet, Profile};
 use crate::rng::Rng;

@@ -25,6 +25,9 @@ pub(crate) struct Options {
     /// Print plain `NAME=value` lines, as the file `$GITHUB_ENV` and `docker --env-file` take them.
     #[arg(long)]
     plain: bool,
+    /// Print those that `quipu sockets` sets instead.
+    #[arg(long, conflicts_with_all = ["address", "log"])]
+    sockets: bool,
 }
 
 const EXAMPLES: &str = "\
@@ -32,6 +35,7 @@ Examples:
   eval \"$(quipu env)\"                     from now on, in this shell
   eval \"$(quipu env --address 10.0.0.1)\"  with that address
   env $(quipu env --plain --address ::1) ibv_devices
+  eval \"$(quipu env --sockets)\"           sockets through memory, in this shell
   quipu env --plain >> \"$GITHUB_ENV\"      for all later steps of a job
 
 Undo it by leaving the shell.
@@ -40,8 +44,12 @@ also takes away what these were before.";
 
 /// Prints the variables as a POSIX shell reads them.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let libraries = Libraries::find()?;
-    for (name, value) in variables(&libraries, &options.device, options.log.as_deref()) {
+    let variables = if options.sockets {
+        vec![("LD_PRELOAD", super::sockets::preload()?)]
+    } else {
+        variables(&Libraries::find()?, &options.device, options.log.as_deref())
+    };
+    for (name, value) in variables {
         let value = value.to_string_lossy();
         if options.plain {
             println!("{name}={value}");

@@ -22,6 +22,28 @@ const NEEDED: [&str; 6] = [
 /// path says. The names without a number are the same files.
 const PRELOADED: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libquipu_shim.so"];
 
+/// The library of `quipu sockets`, which needs none of the others.
+pub(crate) const SOCKETS: &str = "libquipu_sockets_preload.so";
+
+/// The file of that library, near the command or where the variable says.
+pub(crate) fn find_sockets() -> Result<PathBuf, Failure> {
+    let wanted = variables::value(VARIABLE);
+    let own = quipu_host::own_file().map(|file| resolved(&file)).unwrap_or_default();
+    let bin = own.parent().unwrap_or(Path::new("/")).to_owned();
+    let folders = match &wanted {
+        Some(folder) => vec![PathBuf::from(folder)],
+        None => near(&bin).into_iter().chain([bin]).collect(),
+    };
+    let found = folders.iter().map(|folder| folder.join(SOCKETS)).find(|file| file.is_file());
+    found.and_then(|file| file.canonicalize().ok()).ok_or_else(|| {
+        let places: Vec<_> = folders.iter().map(|f| format!("\n    {}", f.display())).collect();
+        let what = format!("cannot find {SOCKETS}");
+        let why = format!("looked in{}", places.concat());
+        let remedy = "build it (`make build` in Quipu's source, then use target/quipu/bin/quipu)";
+        Failure::new(what, why, remedy).with_code(125)
+    })
+}
+
 /// The folder of the libraries.
 #[derive(Clone, Debug)]
 pub(crate) struct Libraries {

@@ -4,6 +4,7 @@
 #[macro_use]
 mod output;
 
+mod am;
 mod bench;
 mod capture;
 mod completion;
@@ -15,11 +16,14 @@ mod failure;
 mod faults;
 mod libraries;
 mod looking;
+mod machine;
+mod nbd;
 mod nic;
 mod paper;
 mod qpip;
 mod run;
 mod sim;
+mod sockets;
 mod spmd;
 mod top;
 mod variables;
@@ -55,6 +59,8 @@ Variables of the environment (QUIPU_ADDRESS, QUIPU_LOG and others) are listed in
 enum Task {
     /// Run a program with Quipu as its RDMA adapter.
     Run(run::Options),
+    /// Run a program whose TCP connections on this machine go through memory.
+    Sockets(sockets::Options),
     /// Print the variables that `quipu run` sets, for a shell to evaluate.
     Env(env::Options),
     /// List the RDMA devices that programs see.
@@ -71,8 +77,14 @@ enum Task {
     Spmd(spmd::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
     Sim(sim::Options),
+    /// Simulate whole hosts: processor, caches, buses and NICs under the project's own TCP.
+    Machine(machine::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
+    /// Network block devices: serve, describe and copy disks.
+    Nbd(nbd::Options),
+    /// Measure Active Messages.
+    Am(am::Options),
     /// Run the experiments of a paper, and show published values next to ours.
     Paper(paper::Options),
     /// Print the completion script for a shell.
@@ -100,6 +112,7 @@ pub(crate) fn main() -> ExitCode {
     let task = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).task;
     let outcome = output::catch(|| match task {
         Task::Run(options) => run::run(&options),
+        Task::Sockets(options) => sockets::run(&options),
         Task::Env(options) => env::run(&options),
         Task::Devices(options) => devices::run(&options),
         Task::Doctor(options) => doctor::run(&options),
@@ -108,7 +121,10 @@ pub(crate) fn main() -> ExitCode {
         Task::Qpip(options) => qpip::run(&options),
         Task::Spmd(options) => spmd::run(&options),
         Task::Sim(options) => sim::run(&options),
+        Task::Machine(options) => machine::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Nbd(options) => nbd::run(&options),
+        Task::Am(options) => am::run(&options),
         Task::Paper(options) => paper::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),
         Task::ManPages(options) => completion::man_pages(&options, Cli::command()),

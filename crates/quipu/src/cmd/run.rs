@@ -99,7 +99,7 @@ Variables of the environment:
                        packet link of quipu_qp0, as --link, --address, --gateway of `quipu nic`
   QUIPU_MULTICAST_PORT UDP port of datagrams to groups, 20804 by default
   QUIPU_IWARP_SPEAK_FIRST_MS
-                       silence after which a server on quipu_iw0 sends first, 100 by default, or never
+                       silence until a server on quipu_iw0 sends first; 100 by default, or never
   QUIPU_STRICT_HOLD_US for how long --strict holds bytes of writes back, 1000 by default
   QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers so
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
@@ -144,7 +144,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 }
 
 /// Why the kernel does not run a program that is there.
-fn not_run(file: &Path, error: io::Error) -> Failure {
+pub(crate) fn not_run(file: &Path, error: io::Error) -> Failure {
     let missing =
         elf::missing_interpreter(file).filter(|_| error.kind() == io::ErrorKind::NotFound);
     let why = match missing {
@@ -155,7 +155,7 @@ fn not_run(file: &Path, error: io::Error) -> Failure {
 }
 
 /// The program's file, as a shell finds it.
-fn find(name: &OsStr) -> Result<PathBuf, Failure> {
+pub(crate) fn find(name: &OsStr) -> Result<PathBuf, Failure> {
     let shown = name.to_string_lossy();
     let missing = |why: &str, remedy: String| {
         Err(Failure::new(format!("cannot run {shown}"), why, remedy).with_code(127))

@@ -1,4 +1,18 @@
-//! The event kernel: a virtual clock and what is going to happen, in order.
+//! The event kernel of the simulators: a virtual clock and the events ahead of it, in order.
+//!
+//! Two events at one time come out in the order in which they were scheduled, so a run is the same each
+//! time. The unit of time is the caller's: `quipu-sim` counts nanoseconds, `quipu-machine` picoseconds.
+//!
+//! ```
+//! use quipu_events::Kernel;
+//!
+//! let mut kernel = Kernel::default();
+//! kernel.at(20, "second");
+//! kernel.after(10, "first");
+//! assert_eq!(kernel.next(), Some("first"));
+//! assert_eq!(kernel.now(), 10);
+//! ```
+#![forbid(unsafe_code)]
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -30,7 +44,7 @@ impl<E> Ord for Scheduled<E> {
     }
 }
 
-/// A virtual clock in nanoseconds and the events ahead of it.
+/// A virtual clock and the events ahead of it.
 pub struct Kernel<E> {
     now: u64,
     order: u64,
@@ -44,8 +58,9 @@ impl<E> Default for Kernel<E> {
 }
 
 impl<E> Kernel<E> {
-    /// The time, in nanoseconds since the run began.
+    /// The time since the run began.
     #[must_use]
+    #[inline]
     pub fn now(&self) -> u64 {
         self.now
     }
@@ -56,19 +71,31 @@ impl<E> Kernel<E> {
         self.order
     }
 
-    /// Has `event` happen at `at`, or now if that is past.
+    /// Number of events that are still ahead.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The time of the next event; none if nothing is ahead.
+    #[must_use]
+    pub fn next_at(&self) -> Option<u64> {
+        self.queue.peek().map(|Reverse(next)| next.at)
+    }
+
+    /// Schedules `event` at `at`, or now if that is past.
     pub fn at(&mut self, at: u64, event: E) {
         let order = self.order;
         self.order += 1;
         self.queue.push(Reverse(Scheduled { at: at.max(self.now), order, event }));
     }
 
-    /// Has `event` happen `delay` nanoseconds from now.
+    /// Schedules `event` after `delay`.
     pub fn after(&mut self, delay: u64, event: E) {
         self.at(self.now.saturating_add(delay), event);
     }
 
-    /// The next event, to whose time the clock goes.
+    /// Takes the next event and moves the clock to its time.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<E> {
         let Reverse(next) = self.queue.pop()?;

@@ -1,0 +1,447 @@
+//! What this process knows of each TCP socket of its own, and the table of descriptors.
+//!
+//! Objects live in a pool whose memory is never given back, so that a thread that is late may still
+//! look at one: it then finds that the object is closed, or that the table has another.
+
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
+
+use libc::c_int;
+use quipu_sockets::direction::wish;
+use quipu_sockets::patience::Patience;
+use quipu_sockets::report::Reason;
+
+use crate::map::Map;
+use crate::owners::Owners;
+use crate::set::Set;
+use crate::{helper, sys};
+
+/// Messages in each direction after which a connection is worth raising.
+const MESSAGES: u32 = 8;
+/// In `users`: the program has closed its last descriptor.
+const CLOSED: u32 = 1 << 31;
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Mode {
+    /// The kernel's, for good.
+    Plain,
+    /// The kernel's; messages are counted.
+    Young,
+    /// The helper asks the other end.
+    Asking,
+    /// Both ends share memory.
+    Raised,
+}
+
+/// A TCP socket.
+pub(crate) struct Conn {
+    mode: AtomicU8,
+    reason: AtomicU8,
+    /// It becomes plain as soon as its rings are empty.
+    pub(crate) leaving: AtomicBool,
+    /// Calls under way, and [`CLOSED`].
+    users: AtomicU32,
+    map: AtomicPtr<Map>,
+    /// Threads that are receiving, or wait for something to receive; that are sending.
+    pub(crate) receiving: AtomicU32,
+    pub(crate) sending: AtomicU32,
+    /// Whether the positions in the shared memory are right.
+    pub(crate) receives: AtomicBool,
+    pub(crate) sends: AtomicBool,
+    /// `O_NONBLOCK`, as far as this process knows.
+    pub(crate) nonblocking: AtomicBool,
+    /// It has called connect(2).
+    pub(crate) initiator: AtomicBool,
+    messages_sent: AtomicU32,
+    messages_received: AtomicU32,
+    /// Cookie of the socket, once it is raised.
+    pub(crate) cookie: AtomicU64,
+    /// Where the receiver was, and one, when the helper last found octets unread; 0 if there were none.
+    pub(crate) stuck_at: AtomicU64,
+    /// Sends since the kernel was asked whether the peer is alive.
+    pub(crate) unasked: AtomicU32,
+    /// One of its descriptors, and their number.
+    fd: AtomicI32,
+    descriptors: AtomicU32,
+    owners: Owners,
+    /// The epoll set that has it, if there is one.
+    pub(crate) set: AtomicPtr<Set>,
+    /// The program waits for it by calls of this library: receives, poll, select.
+    pub(crate) is_watched: AtomicBool,
+    /// The set that has it may look at its ring: see `set`.
+    pub(crate) is_quick_member: AtomicBool,
+    /// It is in the list of those that the set asks for their consent.
+    pub(crate) is_candidate: AtomicBool,
+    pub(crate) patience: Mutex<Patience>,
+    pub(crate) counters: Counters,
+    /// Grows with each socket that uses this object.
+    pub(crate) life: AtomicU32,
+    is_used: AtomicBool,
+}
+
+/// What is counted of a connection. Octets through rings; octets over TCP since it was raised.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) sent: AtomicU64,
+    pub(crate) received: AtomicU64,
+    pub(crate) tcp_sent: AtomicU64,
+    pub(crate) tcp_received: AtomicU64,
+    pub(crate) withdrawals: AtomicU64,
+}
+
+impl Counters {
+    fn all(&self) -> [&AtomicU64; 5] {
+        [&self.sent, &self.received, &self.tcp_sent, &self.tcp_received, &self.withdrawals]
+    }
+}
+
+/// Adds to a counter.
+#[inline]
+pub(crate) fn count(counter: &AtomicU64, len: usize) {
+    counter.store(counter.load(Ordering::Relaxed) + len as u64, Ordering::Relaxed);
+}
+
+impl Conn {
+    fn new() -> Self {
+        Self {
+            mode: AtomicU8::new(0),
+            reason: AtomicU8::new(0),
+            leaving: AtomicBool::new(false),
+            users: AtomicU32::new(CLOSED),
+            map: AtomicPtr::new(ptr::null_mut()),
+            receiving: AtomicU32::new(0),
+            sending: AtomicU32::new(0),
+            receives: AtomicBool::new(false),
+            sends: AtomicBool::new(false),
+            nonblocking: AtomicBool::new(false),
+            initiator: AtomicBool::new(false),
+            messages_sent: AtomicU32::new(0),
+            messages_received: AtomicU32::new(0),
+            cookie: AtomicU64::new(0),
+            stuck_at: AtomicU64::new(0),
+            unasked: AtomicU32::new(0),
+            fd: AtomicI32::new(-1),
+            descriptors: AtomicU32::new(0),
+            owners: Owners::none(),
+            set: AtomicPtr::new(ptr::null_mut()),
+            is_watched: AtomicBool::new(false),
+            is_quick_member: AtomicBool::new(false),
+            is_candidate: AtomicBool::new(false),
+            patience: Mutex::new(Patience::default()),
+            counters: Counters::default(),
+            life: AtomicU32::new(0),
+            is_used: AtomicBool::new(false),
+        }
+    }
+
+    /// A new object for a descriptor.
+    pub(crate) fn create(fd: c_int, nonblocking: bool) -> Option<&'static Self> {
+        let owners = Owners::take()?;
+        let conn = pool_take();
+        conn.life.fetch_add(1, Ordering::Relaxed);
+        let flags = [&conn.leaving, &conn.receives, &conn.sends, &conn.initiator, &conn.is_watched];
+        for flag in flags.into_iter().chain([&conn.is_quick_member, &conn.is_candidate]) {
+            flag.store(false, Ordering::Relaxed);
+        }
+        let numbers =
+            [&conn.receiving, &conn.sending, &conn.messages_sent, &conn.messages_received];
+        for number in numbers.into_iter().chain([&conn.unasked]) {
+            number.store(0, Ordering::Relaxed);
+        }
+        for counter in conn.counters.all() {
+            counter.store(0, Ordering::Relaxed);
+        }
+        conn.stuck_at.store(0, Ordering::Relaxed);
+        conn.nonblocking.store(nonblocking, Ordering::Relaxed);
+        conn.set.store(ptr::null_mut(), Ordering::Relaxed);
+        conn.map.store(ptr::null_mut(), Ordering::Relaxed);
+        conn.fd.store(fd, Ordering::Relaxed);
+        conn.descriptors.store(0, Ordering::Relaxed);
+        conn.owners.replace(owners);
+        if let Ok(mut patience) = conn.patience.lock() {
+            *patience = Patience::default();
+        }
+        conn.reason.store(Reason::Young as u8, Ordering::Relaxed);
+        conn.mode.store(Mode::Young as u8, Ordering::Relaxed);
+        conn.users.fetch_and(!CLOSED, Ordering::SeqCst);
+        Some(conn)
+    }
+
+    /// How far it has come.
+    #[inline]
+    pub(crate) fn mode(&self) -> Mode {
+        match self.mode.load(Ordering::Acquire) {
+            1 => Mode::Young,
+            2 => Mode::Asking,
+            3 => Mode::Raised,
+            _ => Mode::Plain,
+        }
+    }
+
+    /// Why it is not raised.
+    pub(crate) fn reason(&self) -> Reason {
+        Reason::from_number(self.reason.load(Ordering::Relaxed))
+    }
+
+    /// Begins to use it. False if it was closed.
+    #[inline]
+    pub(crate) fn enter(&self) -> bool {
+        if self.users.fetch_add(1, Ordering::SeqCst) & CLOSED == 0 {
+            return true;
+        }
+        self.leave();
+        false
+    }
+
+    /// Ends to use it.
+    #[inline]
+    pub(crate) fn leave(&self) {
+        if self.users.fetch_sub(1, Ordering::SeqCst) == CLOSED + 1 {
+            self.reclaim();
+        }
+    }
+
+    /// The last use of a closed object.
+    #[cold]
+    fn reclaim(&self) {
+        let map = self.map.swap(ptr::null_mut(), Ordering::SeqCst);
+        if !map.is_null() {
+            // SAFETY: it came from a box, and nobody else uses it.
+            drop(unsafe { Box::from_raw(map) });
+        }
+        self.mode.store(Mode::Plain as u8, Ordering::SeqCst);
+        self.is_used.store(false, Ordering::Release);
+    }
+
+    /// The shared memory, while it is raised. The caller is between [`enter`](Self::enter) and
+    /// [`leave`](Self::leave).
+    #[inline]
+    pub(crate) fn map(&self) -> Option<&Map> {
+        if self.mode() != Mode::Raised {
+            return None;
+        }
+        // SAFETY: it is freed by the last to leave.
+        unsafe { self.map.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// One of its descriptors.
+    pub(crate) fn fd(&self) -> c_int {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// Whether no other process has the socket.
+    #[inline]
+    pub(crate) fn is_sole_owner(&self) -> bool {
+        self.owners.is_one()
+    }
+
+    /// Another process has the socket too from now on.
+    pub(crate) fn add_owner(&self) {
+        self.owners.add();
+    }
+
+    /// A process has the socket no more. Whether it was the last.
+    pub(crate) fn remove_owner(&self) -> bool {
+        self.owners.remove()
+    }
+
+    /// Counts a message, and has the other end asked when there were enough.
+    #[inline]
+    pub(crate) fn note_message(&'static self, sent: bool) {
+        if self.mode() == Mode::Young {
+            self.grow_up(sent);
+        }
+    }
+
+    #[cold]
+    fn grow_up(&'static self, sent: bool) {
+        let own = if sent { &self.messages_sent } else { &self.messages_received };
+        let count = own.fetch_add(1, Ordering::Relaxed) + 1;
+        let other = if sent { &self.messages_received } else { &self.messages_sent };
+        if count < MESSAGES || other.load(Ordering::Relaxed) < MESSAGES {
+            return;
+        }
+        if !crate::process::is_enabled() {
+            self.give_up(Mode::Young, Reason::Disabled);
+        } else if !self.is_sole_owner() {
+            // It may be the only one later.
+            self.reason.store(Reason::Shared as u8, Ordering::Relaxed);
+            own.store(0, Ordering::Relaxed);
+        } else if self.change(Mode::Young, Mode::Asking) {
+            self.reason.store(Reason::Asking as u8, Ordering::Relaxed);
+            helper::ask(self);
+        }
+    }
+
+    fn change(&self, from: Mode, to: Mode) -> bool {
+        let (from, to) = (from as u8, to as u8);
+        self.mode.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Stays plain for good, if it is still in that mode.
+    pub(crate) fn give_up(&self, from: Mode, reason: Reason) {
+        if self.change(from, Mode::Plain) {
+            self.reason.store(reason as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// The helper and the other end have agreed. The memory is dropped where it is too late.
+    pub(crate) fn raise(&self, map: Map, cookie: u64) {
+        self.cookie.store(cookie, Ordering::Relaxed);
+        if !self.is_sole_owner() {
+            return self.give_up(Mode::Asking, Reason::Shared);
+        }
+        let map = Box::into_raw(Box::new(map));
+        self.map.store(map, Ordering::SeqCst);
+        if self.change(Mode::Asking, Mode::Raised) {
+            self.reason.store(Reason::None as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// Has it stay with the kernel from now on: at once, or as soon as its rings are empty. The
+    /// caller is between [`enter`](Self::enter) and [`leave`](Self::leave).
+    pub(crate) fn make_plain(&self, reason: Reason) {
+        self.give_up(Mode::Young, reason);
+        self.give_up(Mode::Asking, reason);
+        let Some(map) = self.map() else { return };
+        self.reason.store(reason as u8, Ordering::Relaxed);
+        self.leaving.store(true, Ordering::SeqCst);
+        map.receiver().wish(wish::PLAIN);
+        let _ = map.receiver().revoke();
+        crate::send::settle(self, map);
+    }
+
+    /// Whether it may promise to look at the ring: nobody of this end sleeps in the kernel.
+    #[inline]
+    pub(crate) fn may_consent(&self, own: u32) -> bool {
+        self.receives.load(Ordering::Relaxed)
+            && self.receiving.load(Ordering::SeqCst) == own
+            && !self.leaving.load(Ordering::Relaxed)
+            && self.is_sole_owner()
+    }
+
+    /// It has one more descriptor.
+    pub(crate) fn add_descriptor(&self) {
+        self.descriptors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// It has one descriptor less. Whether that was the last; the caller then closes the object.
+    pub(crate) fn remove_descriptor(&self, fd: c_int) -> bool {
+        let last = self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1;
+        if !last && self.fd() == fd {
+            self.fd.store(crate::table::another_of(self, fd), Ordering::Relaxed);
+        }
+        last
+    }
+
+    /// The program has no descriptor of it any more.
+    pub(crate) fn close(&self) {
+        if self.users.fetch_or(CLOSED, Ordering::SeqCst) == 0 {
+            self.reclaim();
+        }
+    }
+
+    /// In a child of fork(2): threads that were in a call are not there.
+    pub(crate) fn forget_threads(&self) {
+        self.receiving.store(0, Ordering::Relaxed);
+        self.sending.store(0, Ordering::Relaxed);
+        let closed = self.users.load(Ordering::Relaxed) & CLOSED;
+        self.users.store(closed, Ordering::Relaxed);
+        self.change(Mode::Asking, Mode::Young);
+    }
+
+    /// Whether a socket uses it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_used.load(Ordering::Acquire) && self.users.load(Ordering::SeqCst) & CLOSED == 0
+    }
+}
+
+/// The peer broke the protocol: what it says is not believed any more.
+#[cold]
+pub(crate) fn break_off(conn: &Conn, map: &Map) {
+    conn.reason.store(Reason::Fault as u8, Ordering::Relaxed);
+    conn.leaving.store(true, Ordering::SeqCst);
+    map.receiver().wish(wish::PLAIN);
+    conn.change(Mode::Raised, Mode::Plain);
+}
+
+/// All objects that there are. Grows by blocks, which are never freed.
+static POOL: Mutex<Vec<&'static [Conn]>> = Mutex::new(Vec::new());
+const BLOCK: usize = 64;
+
+fn pool_take() -> &'static Conn {
+    let mut pool = POOL.lock().unwrap_or_else(|error| error.into_inner());
+    let free = |conn: &&'static Conn| {
+        !conn.is_used.load(Ordering::Acquire) && conn.users.load(Ordering::SeqCst) == CLOSED
+    };
+    let found = pool.iter().rev().flat_map(|block| block.iter()).find(free);
+    let conn = match found {
+        Some(conn) => conn,
+        None => {
+            let block: Vec<Conn> = (0..BLOCK).map(|_| Conn::new()).collect();
+            let block: &'static [Conn] = Box::leak(block.into_boxed_slice());
+            pool.push(block);
+            &block[0]
+        }
+    };
+    conn.is_used.store(true, Ordering::Relaxed);
+    conn
+}
+
+/// Calls a function for every socket that is open. Nobody takes or leaves the pool meanwhile.
+pub(crate) fn for_all(mut each: impl FnMut(&'static Conn)) {
+    let pool = POOL.lock().unwrap_or_else(|error| error.into_inner());
+    for conn in pool.iter().flat_map(|block| block.iter()).filter(|conn| conn.is_open()) {
+        each(conn);
+    }
+}
+
+/// The pool's lock, for fork(2).
+pub(crate) fn hold_pool() -> std::sync::MutexGuard<'static, Vec<&'static [Conn]>> {
+    POOL.lock().unwrap_or_else(|error| error.into_inner())
+}
+
+/// The lock by which threads send into a ring.
+pub(crate) struct SendLock<'a>(&'a AtomicU32);
+
+/// For how long a thread waits for another that is copying octets.
+const LOCK_NS: u64 = 20_000_000;
+
+impl<'a> SendLock<'a> {
+    /// None if this thread has it, in a signal handler, or its holder does not give it back: a
+    /// handler left the call by longjmp(3), or the process died.
+    #[inline]
+    pub(crate) fn take(map: &'a Map) -> Option<Self> {
+        let word = &map.own().sending;
+        let own = sys::thread();
+        match word.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => Some(Self(word)),
+            Err(_) => Self::wait(word, own),
+        }
+    }
+
+    #[cold]
+    fn wait(word: &'a AtomicU32, own: u32) -> Option<Self> {
+        let begin = sys::now_ns();
+        loop {
+            match word.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => return Some(Self(word)),
+                Err(holder) if holder == own => return None,
+                Err(_) if sys::now_ns() - begin > LOCK_NS => return None,
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+impl Drop for SendLock<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,52 @@
+//! Between files, pipes and sockets; stdio on a socket.
+
+use libc::{FILE, c_char, c_int, c_uint, off_t, ssize_t};
+use quipu_sockets::report::Reason;
+
+use crate::real::real;
+use crate::{life, send};
+
+/// Defines sendfile and its twin. The kernel copies from the file, after what is in the ring.
+macro_rules! sendfile_like {
+    ($($name:ident $offset:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            to: c_int, from: c_int, offset: *mut $offset, count: usize,
+        ) -> ssize_t {
+            let conn = life::enter_to_send(to);
+            let sent = real!($name(to => c_int, from => c_int, offset => *mut $offset,
+                count => usize) -> ssize_t);
+            match conn {
+                Some(conn) => send::finish(conn, 0, sent),
+                None => sent,
+            }
+        }
+    )*};
+}
+
+sendfile_like! {
+    sendfile off_t;
+    sendfile64 libc::off64_t;
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn splice(
+    from: c_int,
+    from_offset: *mut libc::loff_t,
+    to: c_int,
+    to_offset: *mut libc::loff_t,
+    len: usize,
+    flags: c_uint,
+) -> ssize_t {
+    life::plain_fd(from, Reason::Feature);
+    life::plain_fd(to, Reason::Feature);
+    real!(splice(from => c_int, from_offset => *mut libc::loff_t, to => c_int,
+        to_offset => *mut libc::loff_t, len => usize, flags => c_uint) -> ssize_t)
+}
+
+/// stdio calls the system by itself, which no library sees.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    life::plain_fd(fd, Reason::Feature);
+    real!(fdopen(fd => c_int, mode => *const c_char) -> isize) as *mut FILE
+}

@@ -1,0 +1,127 @@
+//! The life of descriptors: made, duplicated, closed.
+
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+use quipu_sockets::report::Reason;
+
+use crate::conn::{Conn, Mode};
+use crate::set::Set;
+use crate::table::{self, Entry};
+use crate::{process, send, sys};
+
+/// A TCP socket was made.
+pub(crate) fn made(fd: c_int, nonblocking: bool) {
+    if fd < 0 || !process::is_enabled() || !process::is_own() {
+        return;
+    }
+    sys::quietly(|| {
+        if let Some(conn) = Conn::create(fd, nonblocking)
+            && !table::put(fd, Entry::Conn(conn))
+        {
+            conn.close();
+        }
+    });
+}
+
+/// An epoll set was made.
+pub(crate) fn made_set(fd: c_int) {
+    if fd >= 0 && process::is_enabled() && process::is_own() {
+        sys::quietly(|| table::put(fd, Entry::Set(Set::create())));
+    }
+}
+
+/// A descriptor was duplicated.
+pub(crate) fn duplicated(from: c_int, to: c_int) {
+    if to >= 0
+        && to != from
+        && let Some(entry) = table::get(from)
+        && process::is_own()
+    {
+        sys::quietly(|| table::put(to, entry));
+    }
+}
+
+/// A descriptor is about to be closed.
+pub(crate) fn closing(fd: c_int) {
+    if table::get(fd).is_none() || !process::is_own() {
+        return;
+    }
+    sys::quietly(|| match table::take(fd) {
+        Some(Entry::Conn(conn)) => dropped(conn, fd),
+        Some(Entry::Set(set)) => set.remove_descriptor(),
+        None => {}
+    });
+}
+
+/// A socket has lost a descriptor.
+pub(crate) fn dropped(conn: &'static Conn, fd: c_int) {
+    if !conn.remove_descriptor(fd) {
+        return;
+    }
+    crate::set::forget(conn);
+    if conn.remove_owner() && conn.enter() {
+        if let Some(map) = conn.map() {
+            map.own().closed.store(1, Ordering::SeqCst);
+            if map.receiver().unread() > 0 {
+                reset_on_close(fd);
+            }
+        }
+        conn.leave();
+    }
+    conn.close();
+}
+
+/// Octets are unread, so closing the socket is to reset the connection, as that of TCP does.
+fn reset_on_close(fd: c_int) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let len = size_of::<libc::linger>();
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_LINGER);
+    sys::call!(SYS_setsockopt, fd, level, name, &raw const linger, len);
+}
+
+/// Another process, which may not know Quipu, gets a descriptor: the socket is the kernel's for good.
+pub(crate) fn given_away(fd: c_int, reason: Reason) {
+    let Some(conn) = table::conn(fd) else { return };
+    if conn.mode() == Mode::Plain {
+        return;
+    }
+    sys::quietly(|| {
+        conn.add_owner();
+        plain(conn, reason);
+    });
+}
+
+/// Has a socket stay with the kernel from now on.
+pub(crate) fn plain(conn: &'static Conn, reason: Reason) {
+    if conn.enter() {
+        conn.make_plain(reason);
+        conn.leave();
+    }
+}
+
+/// The same, by descriptor.
+pub(crate) fn plain_fd(fd: c_int, reason: Reason) {
+    if let Some(conn) = table::conn(fd)
+        && conn.mode() != Mode::Plain
+    {
+        sys::quietly(|| plain(conn, reason));
+    }
+}
+
+/// Empties the ring of a socket before the kernel sends something by itself. The caller then counts
+/// what the kernel sends by [`send::finish`].
+pub(crate) fn enter_to_send(fd: c_int) -> Option<&'static Conn> {
+    let conn = send::enter(fd)?;
+    conn.sending.fetch_add(1, Ordering::SeqCst);
+    conn.note_message(true);
+    if let Some(map) = conn.map() {
+        while !send::settle(conn, map) {
+            if conn.nonblocking.load(Ordering::Relaxed) {
+                break;
+            }
+            sys::wait_for_room(fd, std::time::Duration::from_millis(10));
+        }
+    }
+    Some(conn)
+}

@@ -1,0 +1,241 @@
+//! Receiving: from the ring where something is there, from TCP otherwise.
+
+use std::sync::atomic::Ordering;
+
+use libc::c_int;
+use quipu_sockets::direction::wish;
+use quipu_sockets::patience::Outcome;
+use quipu_sockets::report::Reason;
+use quipu_sockets::{Look, Revoked};
+
+use crate::conn::{Conn, count};
+use crate::iov::Cursor;
+use crate::map::Map;
+use crate::send::{Plan, enter};
+use crate::spin::Spin;
+use crate::sys;
+
+/// Flags that a ring can serve.
+const KNOWN: c_int = libc::MSG_DONTWAIT
+    | libc::MSG_PEEK
+    | libc::MSG_WAITALL
+    | libc::MSG_TRUNC
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_CMSG_CLOEXEC;
+/// How often a receiver looks again before it sleeps although the ring is not empty.
+const ATTEMPTS: usize = 64;
+
+/// Receives what is there, or prepares to sleep in the kernel.
+#[inline]
+pub(crate) fn plan(fd: c_int, into: &mut Cursor<'_>, flags: c_int) -> Plan {
+    let Some(conn) = enter(fd) else { return Plan::Pass };
+    conn.receiving.fetch_add(1, Ordering::SeqCst);
+    conn.note_message(false);
+    let Some(map) = conn.map() else { return Plan::Kernel(conn, 0) };
+    let before = sys::errno();
+    let plan = raised(conn, map, into, flags);
+    if !matches!(plan, Plan::Kernel(..)) {
+        stay_awake(conn, map);
+        conn.receiving.fetch_sub(1, Ordering::SeqCst);
+        conn.leave();
+    }
+    sys::set_errno(before);
+    plan
+}
+
+/// The kernel has received octets of a [`Plan::Kernel`], or the stream has ended. `again` receives
+/// from the ring: octets that were put there before the stream ended come before its end.
+pub(crate) fn finish(
+    conn: &'static Conn,
+    before: usize,
+    received: isize,
+    into: &mut Cursor<'_>,
+    flags: c_int,
+) -> isize {
+    let mut result = received;
+    let special = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
+    if let Some(map) = conn.map()
+        && conn.receives.load(Ordering::SeqCst)
+        && !special
+    {
+        let errno = sys::errno();
+        if received > 0 && flags & libc::MSG_PEEK == 0 {
+            map.receiver().account(received as usize);
+            count(&conn.counters.tcp_received, received as usize);
+            stay_awake(conn, map);
+        } else if received == 0 && into.len().is_some_and(|len| len > 0) {
+            map.receiver().tcp_has_ended();
+            result = from_ring(conn, map, into, flags).unwrap_or(0) as isize;
+        } else if received < 0 && errno != libc::EINTR {
+            result = from_ring(conn, map, into, flags).map_or(-1, |len| len as isize);
+        }
+        sys::set_errno(errno);
+    }
+    conn.receiving.fetch_sub(1, Ordering::SeqCst);
+    conn.leave();
+    match (before, result) {
+        (0, result) => result,
+        (before, -1) => before as isize,
+        (before, result) => before as isize + result,
+    }
+}
+
+/// This thread has just received something: the answer to what it sends now may come while it is still
+/// awake. So it consents, if it waits by calls of this library.
+#[inline]
+fn stay_awake(conn: &'static Conn, map: &Map) {
+    if !conn.set.load(Ordering::Relaxed).is_null() {
+        crate::set::note(conn);
+    } else if conn.is_watched.load(Ordering::Relaxed) && conn.may_consent(1) {
+        map.receiver().consent();
+    }
+}
+
+/// Whether the position up to which this end has read is known. Only while nobody else is reading.
+pub(crate) fn is_in_step(conn: &Conn, map: &Map, own: u32) -> bool {
+    if conn.receives.load(Ordering::SeqCst) {
+        return true;
+    }
+    if conn.receiving.load(Ordering::SeqCst) != own {
+        return false;
+    }
+    let Some(position) = sys::received(conn.fd()) else { return false };
+    map.receiver().set_position(position);
+    conn.receives.store(true, Ordering::SeqCst);
+    true
+}
+
+/// Octets of the ring, if there are some.
+#[inline]
+fn from_ring(conn: &Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Option<usize> {
+    let receiver = map.receiver();
+    loop {
+        match receiver.look() {
+            Look::Ring { ticket, pieces } => {
+                let len = into.len()?;
+                let pieces = pieces.first(len);
+                let before = into.clone();
+                if flags & libc::MSG_TRUNC == 0 {
+                    map.drain(pieces, into);
+                } else {
+                    into.skip(pieces.len);
+                }
+                if flags & libc::MSG_PEEK != 0 {
+                    return Some(pieces.len);
+                }
+                if receiver.take(ticket, pieces.len) {
+                    count(&conn.counters.received, pieces.len);
+                    return Some(pieces.len);
+                }
+                *into = before;
+            }
+            Look::Fault => {
+                crate::conn::break_off(conn, map);
+                return None;
+            }
+            Look::Tcp | Look::Empty | Look::Withdrawing => return None,
+        }
+    }
+}
+
+fn raised(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Plan {
+    let Some(total) = into.len().filter(|len| *len > 0) else { return Plan::Kernel(conn, 0) };
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return Plan::Kernel(conn, 0);
+    }
+    if flags & !KNOWN != 0 {
+        conn.make_plain(Reason::Feature);
+    }
+    if !is_in_step(conn, map, 1) {
+        return Plan::Kernel(conn, 0);
+    }
+    let blocking = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking.load(Ordering::Relaxed);
+    let wants_all = blocking && flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL;
+    let mut done = 0;
+    for attempt in 0.. {
+        while let Some(len) = from_ring(conn, map, into, flags) {
+            done += len;
+            if !wants_all || done == total {
+                return Plan::Done(done as isize, 0);
+            }
+        }
+        if !blocking {
+            return Plan::Kernel(conn, 0);
+        }
+        let is_free = conn.set.load(Ordering::Relaxed).is_null();
+        if attempt == 0 && is_free && conn.may_consent(1) {
+            conn.is_watched.store(true, Ordering::Relaxed);
+            match spin(conn, map) {
+                Found::Ring => continue,
+                Found::Tcp if !wants_all => {
+                    if let Some(plan) = from_tcp(conn, map, into, flags) {
+                        return plan;
+                    }
+                }
+                _ => {}
+            }
+        }
+        if map.receiver().revoke() == Revoked::Yes {
+            break;
+        }
+        if attempt >= ATTEMPTS {
+            // The sender is slow to take octets back: what it sends now wakes this thread.
+            map.receiver().wish(wish::WAKE);
+            if !matches!(map.receiver().look(), Look::Ring { .. }) {
+                break;
+            }
+        }
+        std::thread::yield_now();
+    }
+    Plan::Kernel(conn, done)
+}
+
+/// What a receiver found while it looked.
+enum Found {
+    /// Octets in the ring.
+    Ring,
+    /// Octets in TCP, or the end of the stream.
+    Tcp,
+    Nothing,
+}
+
+/// Consents, and looks for a while.
+fn spin(conn: &Conn, map: &Map) -> Found {
+    let Ok(mut patience) = conn.patience.try_lock() else { return Found::Nothing };
+    let Some(mut spin) = Spin::begin(&mut patience) else { return Found::Nothing };
+    let receiver = map.receiver();
+    receiver.consent();
+    loop {
+        for _ in 0..32 {
+            if receiver.has_unread() {
+                spin.end(Outcome::Found);
+                return Found::Ring;
+            }
+            std::hint::spin_loop();
+        }
+        match spin.goes_on() {
+            Some(true) if sys::is_readable(conn.fd()) => {
+                spin.end(Outcome::Found);
+                return Found::Tcp;
+            }
+            Some(_) => {}
+            None => return Found::Nothing,
+        }
+    }
+}
+
+/// Receives from TCP without waiting, so that the consent can stay. None if nothing was there after all.
+fn from_tcp(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Option<Plan> {
+    let mut few = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
+    let rest = into.rest(&mut few);
+    let flags = flags | libc::MSG_DONTWAIT;
+    let received = sys::receive_now(conn.fd(), rest, flags)?;
+    if received == 0 {
+        return None;
+    }
+    if flags & libc::MSG_PEEK == 0 {
+        map.receiver().account(received);
+        count(&conn.counters.tcp_received, received);
+    }
+    Some(Plan::Done(received as isize, 0))
+}

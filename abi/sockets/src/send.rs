@@ -1,0 +1,292 @@
+//! Sending: into the ring where the receiver is awake, over TCP otherwise.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use libc::c_int;
+use quipu_sockets::report::Reason;
+use quipu_sockets::{Room, Withdrawal};
+
+use crate::conn::{Conn, Mode, SendLock, count};
+use crate::iov::Cursor;
+use crate::map::Map;
+use crate::{helper, sys, table};
+
+/// Flags that change nothing for octets in a ring.
+const HARMLESS: c_int = libc::MSG_DONTWAIT
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_MORE
+    | libc::MSG_EOR
+    | libc::MSG_CONFIRM
+    | libc::MSG_DONTROUTE
+    | libc::MSG_WAITALL;
+/// Sends in a row that find unread octets before the kernel is asked whether the peer is alive.
+const UNASKED: u32 = 8;
+/// For how long a sender waits for the receiver to make room, before it uses TCP: one that may
+/// block, and one that may not.
+const PATIENT_NS: u64 = 200_000;
+const BRIEF_NS: u64 = 20_000;
+/// For how long a blocking sender waits for TCP before it looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What the entry point is to do.
+pub(crate) enum Plan {
+    /// Hand the call to the kernel as it is; nothing is to be done afterwards.
+    Pass,
+    /// Return this value, with this error number if it is -1.
+    Done(isize, c_int),
+    /// Hand the rest of the octets to the kernel, then call [`finish`]. So many were sent before.
+    Kernel(&'static Conn, usize),
+}
+
+/// The socket of a descriptor, for one call. The caller must [`Conn::leave`].
+#[inline]
+pub(crate) fn enter(fd: c_int) -> Option<&'static Conn> {
+    let conn = table::conn(fd)?;
+    if conn.mode() == Mode::Plain || !conn.enter() {
+        return None;
+    }
+    if !table::conn(fd).is_some_and(|now| std::ptr::eq(now, conn)) {
+        conn.leave();
+        return None;
+    }
+    Some(conn)
+}
+
+/// Sends as much as goes into the ring.
+#[inline]
+pub(crate) fn plan(fd: c_int, data: &mut Cursor<'_>, flags: c_int) -> Plan {
+    let Some(conn) = enter(fd) else { return Plan::Pass };
+    conn.sending.fetch_add(1, Ordering::SeqCst);
+    conn.note_message(true);
+    if flags & !HARMLESS != 0 {
+        conn.make_plain(Reason::Feature);
+    }
+    let Some(map) = conn.map() else { return Plan::Kernel(conn, 0) };
+    let before = sys::errno();
+    let plan = raised(conn, map, data, flags);
+    if !matches!(plan, Plan::Kernel(..)) {
+        conn.sending.fetch_sub(1, Ordering::SeqCst);
+        conn.leave();
+    }
+    sys::set_errno(before);
+    plan
+}
+
+/// The kernel has sent octets of a [`Plan::Kernel`]. The value to return for the call.
+pub(crate) fn finish(conn: &'static Conn, before: usize, sent: isize) -> isize {
+    if let Ok(sent) = usize::try_from(sent)
+        && sent > 0
+        && let Some(map) = conn.map()
+        && conn.sends.load(Ordering::SeqCst)
+    {
+        map.own().sent.fetch_add(sent as u64, Ordering::SeqCst);
+        count(&conn.counters.tcp_sent, sent);
+    }
+    conn.sending.fetch_sub(1, Ordering::SeqCst);
+    conn.leave();
+    match (before, sent) {
+        (0, sent) => sent,
+        (before, -1) => before as isize,
+        (before, sent) => before as isize + sent,
+    }
+}
+
+/// Whether the position at which this end sends is known. Only while nobody else is sending.
+fn is_in_step(conn: &Conn, map: &Map) -> bool {
+    if conn.sends.load(Ordering::SeqCst) {
+        return true;
+    }
+    if conn.sending.load(Ordering::SeqCst) != 1 {
+        return false;
+    }
+    let Some(sent) = sys::sent(conn.fd(), conn.initiator.load(Ordering::Relaxed)) else {
+        return false;
+    };
+    map.own().sent.store(sent, Ordering::SeqCst);
+    conn.sends.store(true, Ordering::SeqCst);
+    true
+}
+
+fn raised(conn: &'static Conn, map: &Map, data: &mut Cursor<'_>, flags: c_int) -> Plan {
+    let Some(total) = data.len().filter(|len| *len > 0) else { return Plan::Kernel(conn, 0) };
+    if !is_in_step(conn, map) {
+        return Plan::Kernel(conn, 0);
+    }
+    let blocking = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking.load(Ordering::Relaxed);
+    let mut done = 0;
+    loop {
+        let Some(lock) = SendLock::take(map) else { return without_lock(conn, map, done) };
+        match fill(conn, map, data, total, &mut done) {
+            Filled::All => return Plan::Done(total as isize, 0),
+            Filled::UseTcp => return Plan::Kernel(conn, done),
+            Filled::Full => {}
+        }
+        drop(lock);
+        if wait_for_reader(map, if blocking { PATIENT_NS } else { BRIEF_NS }) {
+            continue;
+        }
+        let emptied = match SendLock::take(map) {
+            Some(_lock) => take_back(conn, map),
+            None => return without_lock(conn, map, done),
+        };
+        match (emptied, blocking) {
+            (true, _) => {}
+            (false, false) if done > 0 => return Plan::Done(done as isize, 0),
+            (false, false) => return Plan::Done(-1, libc::EAGAIN),
+            (false, true) => {
+                if !sys::wait_for_room(conn.fd(), LOOK_AGAIN) && sys::errno() == libc::EINTR {
+                    if done > 0 {
+                        return Plan::Done(done as isize, 0);
+                    }
+                    if !quipu_cabi::interrupted_call_goes_on() {
+                        return Plan::Done(-1, libc::EINTR);
+                    }
+                }
+            }
+        }
+    }
+}
+
+enum Filled {
+    /// All octets are in the ring.
+    All,
+    /// What is left is the kernel's.
+    UseTcp,
+    /// The ring is full.
+    Full,
+}
+
+/// Copies octets into the ring. The caller has the lock.
+#[inline]
+fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut usize) -> Filled {
+    let sender = map.sender();
+    loop {
+        let sent = map.own().sent.load(Ordering::Relaxed);
+        let alone = conn.sending.load(Ordering::SeqCst) == 1;
+        let open = alone && !conn.leaving.load(Ordering::Relaxed) && conn.is_sole_owner();
+        match sender.room(sent, open) {
+            Room::Tcp => return Filled::UseTcp,
+            Room::Fault => {
+                crate::conn::break_off(conn, map);
+                return Filled::UseTcp;
+            }
+            Room::Full => return Filled::Full,
+            Room::Ring { head, pieces } => {
+                if is_gone(conn, map) {
+                    take_back(conn, map);
+                    return Filled::UseTcp;
+                }
+                let pieces = pieces.first(total - *done);
+                let before = data.clone();
+                map.fill(pieces, data);
+                if !sender.publish(head, pieces.len) {
+                    *data = before;
+                    return Filled::UseTcp;
+                }
+                map.own().sent.store(sent + pieces.len as u64, Ordering::SeqCst);
+                count(&conn.counters.sent, pieces.len);
+                *done += pieces.len;
+                helper::note_activity();
+                if sender.must_withdraw() && take_back(conn, map) && *done < total {
+                    return Filled::UseTcp;
+                }
+                if *done == total {
+                    return Filled::All;
+                }
+            }
+        }
+    }
+}
+
+/// Whether the peer has closed, or died: asked now and then while it does not read.
+#[inline]
+fn is_gone(conn: &Conn, map: &Map) -> bool {
+    if map.peer().closed.load(Ordering::Relaxed) != 0 {
+        return true;
+    }
+    if map.sender().unread().is_none_or(|(unread, _)| unread == 0) {
+        conn.unasked.store(0, Ordering::Relaxed);
+        return false;
+    }
+    if conn.unasked.fetch_add(1, Ordering::Relaxed) < UNASKED {
+        return false;
+    }
+    conn.unasked.store(0, Ordering::Relaxed);
+    sys::is_ending(conn.fd())
+}
+
+/// Waits a little for the receiver to make room, while it reads.
+fn wait_for_reader(map: &Map, time_ns: u64) -> bool {
+    let sender = map.sender();
+    let Some((unread, mut read)) = sender.unread() else { return true };
+    let mut deadline = sys::now_ns() + time_ns;
+    loop {
+        for _ in 0..64 {
+            match sender.unread() {
+                Some((now, _)) if now > unread / 2 => std::hint::spin_loop(),
+                _ => return true,
+            }
+        }
+        let now = sys::now_ns();
+        if now > deadline {
+            // It has made some room, if not much.
+            return sender.unread().is_none_or(|(now, _)| now < unread);
+        }
+        match sender.unread() {
+            Some((_, position)) if position != read && time_ns == PATIENT_NS => {
+                (read, deadline) = (position, now + time_ns);
+            }
+            _ => {}
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Takes the octets of the ring back and sends them over TCP. Whether the ring is empty and closed.
+/// The caller has the lock.
+pub(crate) fn take_back(conn: &Conn, map: &Map) -> bool {
+    let _signals = sys::NoSignals::new();
+    take_back_by(conn, map, conn.fd())
+}
+
+/// The same, by a descriptor of the caller's.
+pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
+    let sender = map.sender();
+    loop {
+        match sender.withdraw() {
+            Withdrawal::Nothing => return true,
+            Withdrawal::Fault => {
+                crate::conn::break_off(conn, map);
+                return true;
+            }
+            Withdrawal::Octets { from, pieces } => {
+                let (vectors, len) = map.taken_back(pieces);
+                let sent = sys::send_now(fd, &vectors);
+                let is_empty = sender.finish_withdrawal(from, sent.unwrap_or(0).min(len));
+                count(&conn.counters.withdrawals, 1);
+                if is_empty || sent.is_none() {
+                    return is_empty;
+                }
+            }
+        }
+    }
+}
+
+/// This thread cannot have the lock. What is in the ring goes over TCP, and so does all that follows:
+/// the holder of the lock, if it ever goes on, finds the ring closed.
+#[cold]
+fn without_lock(conn: &'static Conn, map: &Map, done: usize) -> Plan {
+    conn.leaving.store(true, Ordering::SeqCst);
+    if take_back(conn, map) || done == 0 {
+        return Plan::Kernel(conn, done);
+    }
+    Plan::Done(done as isize, 0)
+}
+
+/// Sends nothing into the ring any more, if the octets that are there can go over TCP now. Whether
+/// they could.
+pub(crate) fn settle(conn: &Conn, map: &Map) -> bool {
+    let Some(_lock) = SendLock::take(map) else { return true };
+    take_back(conn, map)
+}

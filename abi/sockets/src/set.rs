@@ -1,0 +1,481 @@
+//! Epoll sets: which raised sockets are in one, and what their rings have to report.
+//!
+//! The kernel's set has every socket, with the program's own mask and data. What is here lets
+//! `epoll_wait` return without a system call what the rings have. Before a thread sleeps in the
+//! kernel's set, it revokes the consents that were given for the set: then everything comes over
+//! TCP, and the kernel reports it, by its own rules for levels, edges and nested sets.
+
+use std::collections::HashMap;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use libc::{c_int, epoll_event};
+use quipu_sockets::Revoked;
+use quipu_sockets::direction::wish;
+use quipu_sockets::patience::{Outcome, Patience};
+use quipu_sockets::report::Reason;
+
+use crate::conn::{Conn, Mode};
+use crate::spin::Spin;
+use crate::table::{self, Entry};
+use crate::{process, sys};
+
+/// Most sockets of a set that have consented at a time: each wait looks at all of them.
+const MAX_ACTIVE: usize = 512;
+/// Waits in a row, and time, in which rings alone are looked at.
+const RING_WAITS: u32 = 16;
+const RING_NS: u64 = 50_000;
+/// Masks that only the kernel can serve.
+const KERNEL_ONLY: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+/// What a ring reports.
+const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+/// No position: the next look reports.
+const NOT_TOLD: u64 = u64::MAX;
+
+/// An epoll set.
+pub(crate) struct Set {
+    inner: Mutex<Inner>,
+    /// Sockets that have received something since they last consented.
+    candidates: Mutex<Vec<&'static Conn>>,
+    /// Threads that sleep in the kernel's set.
+    sleepers: AtomicU32,
+    /// Whether rings may be used for its sockets: it is not in another set, and this process made it.
+    is_quick: AtomicBool,
+    descriptors: AtomicU32,
+    /// Sockets whose rings were looked at last.
+    watched: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Inner {
+    members: HashMap<c_int, Member>,
+    /// Sockets that have consented, by descriptor.
+    active: Vec<(c_int, &'static Conn)>,
+    ring_waits: u32,
+    asked_kernel: u64,
+    patience: Patience,
+}
+
+#[derive(Clone, Copy)]
+struct Member {
+    conn: &'static Conn,
+    events: u32,
+    data: u64,
+    /// Position after the last octet that was reported.
+    told: u64,
+}
+
+impl Member {
+    /// Whether a ring can report what the program waits for.
+    fn is_quick(&self) -> bool {
+        self.events & KERNEL_ONLY == 0 && self.events & READABLE != 0
+    }
+
+    /// What the ring has to report.
+    fn report(&self) -> Option<(epoll_event, u64)> {
+        let receiver = self.conn.map()?.receiver();
+        let events = self.events & READABLE;
+        if events == 0 || !receiver.has_unread() {
+            return None;
+        }
+        let head = receiver.head()?;
+        let is_new = self.events & EDGE == 0 || self.told != head;
+        is_new.then_some((epoll_event { events, u64: self.data }, head))
+    }
+}
+
+/// Sets that are not in use, and all that there are.
+static FREE: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
+static ALL: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|error| error.into_inner())
+}
+
+/// A socket has received something. It consents, if nobody sleeps at its set: the next wait looks at
+/// its ring. The caller is receiving.
+#[inline]
+pub(crate) fn note(conn: &'static Conn) {
+    let set = conn.set.load(Ordering::Acquire);
+    if set.is_null() || !conn.is_quick_member.load(Ordering::Relaxed) {
+        return;
+    }
+    // SAFETY: sets are never freed.
+    let set = unsafe { &*set };
+    if !set.is_quick.load(Ordering::SeqCst)
+        || set.sleepers.load(Ordering::SeqCst) > 0
+        || !conn.may_consent(1)
+    {
+        return;
+    }
+    if !set.add_candidate(conn) {
+        return;
+    }
+    let Some(map) = conn.map() else { return };
+    map.receiver().consent();
+    if set.sleepers.load(Ordering::SeqCst) > 0 || !set.is_quick.load(Ordering::SeqCst) {
+        let _ = map.receiver().revoke();
+    }
+}
+
+/// A socket has no descriptor any more.
+pub(crate) fn forget(conn: &'static Conn) {
+    let set = conn.set.swap(ptr::null_mut(), Ordering::SeqCst);
+    if set.is_null() {
+        return;
+    }
+    // SAFETY: sets are never freed.
+    let set = unsafe { &*set };
+    let mut inner = lock(&set.inner);
+    inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
+    inner.active.retain(|(_, active)| !ptr::eq(*active, conn));
+    lock(&set.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
+}
+
+/// In a child of fork(2): the sets are the parent's too.
+pub(crate) fn forget_all() {
+    for set in lock(&ALL).iter() {
+        set.is_quick.store(false, Ordering::Relaxed);
+        set.sleepers.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The locks of this module, for fork(2).
+pub(crate) fn hold_all() -> Vec<Box<dyn Kept>> {
+    let all = lock(&ALL);
+    let mut held: Vec<Box<dyn Kept>> = Vec::new();
+    for set in all.iter().copied() {
+        held.push(Box::new(lock(&set.inner)));
+        held.push(Box::new(lock(&set.candidates)));
+    }
+    held.push(Box::new(all));
+    held.push(Box::new(lock(&FREE)));
+    held
+}
+
+/// Anything that is only kept.
+pub(crate) trait Kept {}
+impl<T> Kept for T {}
+
+impl Set {
+    /// A set for a new descriptor.
+    pub(crate) fn create() -> &'static Self {
+        if let Some(set) = lock(&FREE).pop() {
+            set.is_quick.store(true, Ordering::SeqCst);
+            return set;
+        }
+        let set: &'static Self = Box::leak(Box::new(Self {
+            inner: Mutex::default(),
+            candidates: Mutex::default(),
+            sleepers: AtomicU32::new(0),
+            is_quick: AtomicBool::new(true),
+            descriptors: AtomicU32::new(0),
+            watched: AtomicUsize::new(0),
+        }));
+        lock(&ALL).push(set);
+        set
+    }
+
+    pub(crate) fn add_descriptor(&self) {
+        self.descriptors.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// It has one descriptor less.
+    pub(crate) fn remove_descriptor(&'static self) {
+        if self.descriptors.fetch_sub(1, Ordering::SeqCst) != 1 {
+            return;
+        }
+        let mut inner = lock(&self.inner);
+        for (_, member) in inner.members.drain() {
+            member.conn.set.store(ptr::null_mut(), Ordering::SeqCst);
+            member.conn.is_candidate.store(false, Ordering::SeqCst);
+        }
+        *inner = Inner::default();
+        lock(&self.candidates).clear();
+        drop(inner);
+        self.is_quick.store(false, Ordering::SeqCst);
+        lock(&FREE).push(self);
+    }
+
+    /// Has the next wait look at a socket's ring. False if there are too many.
+    fn add_candidate(&self, conn: &'static Conn) -> bool {
+        if conn.is_candidate.load(Ordering::SeqCst) {
+            return true;
+        }
+        if conn.mode() != Mode::Raised || self.watched.load(Ordering::Relaxed) >= MAX_ACTIVE {
+            return false;
+        }
+        if !conn.is_candidate.swap(true, Ordering::SeqCst) {
+            let mut candidates = lock(&self.candidates);
+            candidates.push(conn);
+        }
+        true
+    }
+
+    /// The set is waited for by other means than `epoll_wait`: it is in another set, or is polled.
+    pub(crate) fn leave_to_kernel(&self) {
+        if self.is_quick.swap(false, Ordering::SeqCst) {
+            self.quiesce(&mut lock(&self.inner));
+        }
+    }
+
+    /// Has everything come over TCP from now on, until consents are given again.
+    fn quiesce(&self, inner: &mut Inner) {
+        self.gather(inner);
+        for (_, conn) in std::mem::take(&mut inner.active) {
+            conn.is_candidate.store(false, Ordering::SeqCst);
+            if let Some(map) = conn.map()
+                && map.receiver().revoke() == Revoked::Unread
+            {
+                map.receiver().wish(wish::WAKE);
+            }
+        }
+    }
+
+    /// Calls epoll_ctl(2), and notes what it changes.
+    pub(crate) fn control(
+        &'static self,
+        epfd: c_int,
+        op: c_int,
+        fd: c_int,
+        event: *mut epoll_event,
+    ) -> c_int {
+        let mut inner = lock(&self.inner);
+        let result = sys::call!(SYS_epoll_ctl, epfd, op, fd, event) as c_int;
+        if result != 0 || !process::is_own() {
+            return result;
+        }
+        match table::get(fd) {
+            Some(Entry::Set(inside)) if !ptr::eq(inside, self) && op == libc::EPOLL_CTL_ADD => {
+                inside.leave_to_kernel();
+            }
+            Some(Entry::Conn(conn)) if conn.mode() != Mode::Plain => {
+                // SAFETY: the kernel has just read it, where the operation has one.
+                let event = unsafe { event.as_ref() }.copied();
+                self.note_control(&mut inner, op, fd, conn, event);
+            }
+            _ => {}
+        }
+        0
+    }
+
+    fn note_control(
+        &'static self,
+        inner: &mut Inner,
+        op: c_int,
+        fd: c_int,
+        conn: &'static Conn,
+        event: Option<epoll_event>,
+    ) {
+        match (op, event) {
+            (libc::EPOLL_CTL_ADD, Some(event)) => {
+                if !conn.set.load(Ordering::SeqCst).is_null() {
+                    // Two sets would have to be told of each arrival.
+                    if conn.enter() {
+                        conn.make_plain(Reason::Feature);
+                        conn.leave();
+                    }
+                    return;
+                }
+                let member = Member { conn, events: event.events, data: event.u64, told: NOT_TOLD };
+                inner.members.insert(fd, member);
+                conn.is_quick_member.store(member.is_quick(), Ordering::SeqCst);
+                conn.set.store(ptr::from_ref(self).cast_mut(), Ordering::SeqCst);
+                // It may have consented before.
+                self.add_candidate(conn);
+            }
+            (libc::EPOLL_CTL_MOD, Some(event)) => {
+                if let Some(member) = inner.members.get_mut(&fd) {
+                    (member.events, member.data) = (event.events, event.u64);
+                    member.told = NOT_TOLD;
+                    conn.is_quick_member.store(member.is_quick(), Ordering::SeqCst);
+                    self.add_candidate(conn);
+                }
+            }
+            (libc::EPOLL_CTL_DEL, _) if inner.members.remove(&fd).is_some() => {
+                inner.active.retain(|(_, active)| !ptr::eq(*active, conn));
+                lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
+                conn.is_candidate.store(false, Ordering::SeqCst);
+                conn.is_quick_member.store(false, Ordering::SeqCst);
+                conn.set.store(ptr::null_mut(), Ordering::SeqCst);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the candidates to those whose rings are looked at.
+    fn gather(&self, inner: &mut Inner) {
+        let mut candidates = lock(&self.candidates);
+        for conn in candidates.drain(..) {
+            let is_there =
+                |(fd, member): (&c_int, &Member)| ptr::eq(member.conn, conn).then_some(*fd);
+            let own = inner.members.get_key_value(&conn.fd()).and_then(is_there);
+            match own.or_else(|| inner.members.iter().find_map(is_there)) {
+                Some(fd) => inner.active.push((fd, conn)),
+                None => conn.is_candidate.store(false, Ordering::SeqCst),
+            }
+        }
+        self.watched.store(inner.active.len(), Ordering::Relaxed);
+    }
+
+    /// Writes what the rings have to report. How many events that is.
+    fn collect(&self, inner: &mut Inner, events: *mut epoll_event, max: usize) -> usize {
+        let mut count = 0;
+        let mut reported = 0;
+        for index in 0..inner.active.len() {
+            if count == max {
+                break;
+            }
+            let (fd, _) = inner.active[index];
+            let Some(member) = inner.members.get_mut(&fd) else { continue };
+            if let Some((event, head)) = member.report() {
+                member.told = head;
+                // SAFETY: the program's array has room for `max` events.
+                unsafe { events.add(count).write_unaligned(event) };
+                count += 1;
+                reported = index + 1;
+            }
+        }
+        if count == max {
+            // The others come first the next time.
+            inner.active.rotate_left(reported);
+        }
+        count
+    }
+
+    fn has_news(inner: &Inner) -> bool {
+        inner
+            .active
+            .iter()
+            .any(|(_, conn)| conn.map().is_some_and(|map| map.receiver().has_unread()))
+    }
+
+    /// Waits as epoll_wait(2) does, as far as no sleep is needed. None if the thread is to sleep in
+    /// the kernel, and to call [`end_sleep`](Self::end_sleep) afterwards.
+    pub(crate) fn wait(
+        &self,
+        epfd: c_int,
+        events: *mut epoll_event,
+        max: c_int,
+        timeout_ms: i64,
+    ) -> Option<c_int> {
+        let room = usize::try_from(max).ok().filter(|max| *max > 0 && !events.is_null());
+        let Some(room) = room.filter(|_| self.is_quick.load(Ordering::SeqCst)) else {
+            return self.begin_sleep(None, events, 0);
+        };
+        let ask_kernel = || {
+            let zero = 0_usize;
+            sys::call!(SYS_epoll_pwait, epfd, events, max, 0, zero, 8_usize) as c_int
+        };
+        let mut inner = lock(&self.inner);
+        self.gather(&mut inner);
+        if inner.active.is_empty() {
+            return self.begin_sleep(Some(inner), events, room);
+        }
+        if Self::has_news(&inner) {
+            let now = sys::now_ns();
+            inner.ring_waits += 1;
+            if inner.ring_waits >= RING_WAITS || now - inner.asked_kernel > RING_NS {
+                (inner.ring_waits, inner.asked_kernel) = (0, now);
+                match ask_kernel() {
+                    0 => {}
+                    result => return Some(result),
+                }
+            }
+            let count = self.collect(&mut inner, events, room);
+            if count > 0 {
+                return Some(count as c_int);
+            }
+        }
+        if timeout_ms == 0 {
+            return Some(ask_kernel());
+        }
+        drop(inner);
+        if let Some(result) = self.spin(events, room, &ask_kernel) {
+            return Some(result);
+        }
+        self.begin_sleep(Some(lock(&self.inner)), events, room)
+    }
+
+    /// Looks at the rings, and asks the kernel now and then, for a while.
+    fn spin(
+        &self,
+        events: *mut epoll_event,
+        room: usize,
+        ask_kernel: &dyn Fn() -> c_int,
+    ) -> Option<c_int> {
+        let mut patience = lock(&self.inner).patience;
+        let mut spin = Spin::begin(&mut patience)?;
+        let result = loop {
+            let mut inner = lock(&self.inner);
+            if Self::has_news(&inner) {
+                let count = self.collect(&mut inner, events, room);
+                if count > 0 {
+                    spin.end(Outcome::Found);
+                    break Some(count as c_int);
+                }
+            }
+            drop(inner);
+            std::hint::spin_loop();
+            match spin.goes_on() {
+                None => break None,
+                Some(false) => {}
+                Some(true) => match ask_kernel() {
+                    0 => {}
+                    result => {
+                        spin.end(Outcome::Found);
+                        break Some(result);
+                    }
+                },
+            }
+        };
+        lock(&self.inner).patience = patience;
+        result
+    }
+
+    /// Revokes all consents. A result if a ring has something to report after all.
+    fn begin_sleep(
+        &self,
+        inner: Option<MutexGuard<'_, Inner>>,
+        events: *mut epoll_event,
+        room: usize,
+    ) -> Option<c_int> {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut inner = inner?;
+        self.gather(&mut inner);
+        let mut kept = Vec::new();
+        for (fd, conn) in std::mem::take(&mut inner.active) {
+            let Some(map) = conn.map() else {
+                conn.is_candidate.store(false, Ordering::SeqCst);
+                continue;
+            };
+            if map.receiver().revoke() == Revoked::Yes {
+                conn.is_candidate.store(false, Ordering::SeqCst);
+                continue;
+            }
+            // The program has been told, and sleeps all the same: what arrives next is to wake it.
+            let has_news = inner.members.get(&fd).is_some_and(|member| member.report().is_some());
+            if !has_news {
+                map.receiver().wish(wish::WAKE);
+            }
+            kept.push((fd, conn));
+        }
+        inner.active = kept;
+        self.watched.store(inner.active.len(), Ordering::Relaxed);
+        let count =
+            if inner.active.is_empty() { 0 } else { self.collect(&mut inner, events, room) };
+        if count == 0 {
+            return None;
+        }
+        drop(inner);
+        self.end_sleep();
+        Some(count as c_int)
+    }
+
+    /// The thread is awake again.
+    pub(crate) fn end_sleep(&self) {
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}

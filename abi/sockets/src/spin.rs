@@ -1,0 +1,56 @@
+//! Looking at rings for a while before sleeping.
+
+use quipu_sockets::patience::{Outcome, Patience};
+
+use crate::sys;
+
+/// Time between two questions to the kernel.
+const ASK_NS: u64 = 3_000;
+/// A pause between two looks that is longer means that another thread had the processor.
+const GAP_NS: u64 = 400_000;
+
+/// One look that may take a while.
+pub(crate) struct Spin<'a> {
+    patience: &'a mut Patience,
+    deadline: u64,
+    last: u64,
+    asked: u64,
+}
+
+impl<'a> Spin<'a> {
+    /// Begins, if it is worth trying.
+    pub(crate) fn begin(patience: &'a mut Patience) -> Option<Self> {
+        let now = sys::now_ns();
+        let budget = patience.budget_ns(now);
+        if budget == 0 || !crate::process::has_processors() {
+            return None;
+        }
+        Some(Self { patience, deadline: now + budget, last: now, asked: now })
+    }
+
+    /// Ends.
+    pub(crate) fn end(&mut self, outcome: Outcome) {
+        self.patience.learn(outcome, self.last);
+    }
+
+    /// Whether to look again, and to ask the kernel before that. None once the time is over; the
+    /// look has ended then.
+    pub(crate) fn goes_on(&mut self) -> Option<bool> {
+        let now = sys::now_ns();
+        let gap = now - self.last;
+        self.last = now;
+        if gap > GAP_NS {
+            self.end(Outcome::Crowded);
+            return None;
+        }
+        if now > self.deadline {
+            self.end(Outcome::Nothing);
+            return None;
+        }
+        let ask = now - self.asked > ASK_NS;
+        if ask {
+            self.asked = now;
+        }
+        Some(ask)
+    }
+}

@@ -1,0 +1,114 @@
+//! What came of a run: numbers, tables, JSON and figures.
+
+mod svg;
+mod table;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ledger::{Category, Ledger};
+use crate::plan::Plan;
+use crate::run::Snapshot;
+use crate::world::{MACHINE, World};
+
+pub use svg::figure;
+pub use table::{breakdown, table};
+
+/// The results of a run. Rates are of the sample, without the warm-up.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The plan's name.
+    pub name: String,
+    /// Frames received and sent at the NIC, in Gbit/s: M5's measure of bandwidth.
+    pub gbps: f64,
+    /// The received part.
+    pub rx_gbps: f64,
+    /// The sent part.
+    pub tx_gbps: f64,
+    /// Bytes that programs received and sent, in Gbit/s.
+    pub goodput_gbps: f64,
+    /// Requests of programs in each second.
+    pub requests_per_second: f64,
+    /// Cache misses of the cores for each KB of frames.
+    pub misses_per_kb: f64,
+    /// Accesses of the cores to the last-level cache for each KB of frames.
+    pub l2_accesses_per_kb: f64,
+    /// Interrupts for each KB of frames.
+    pub interrupts_per_kb: f64,
+    /// Bits carried in each cycle of all cores.
+    pub bits_per_cycle: f64,
+    /// Main memory's traffic, in Gbit/s.
+    pub dram_gbps: f64,
+    /// Percent of the cores' time in each category.
+    pub cpu: Vec<Share>,
+    /// Frames that the NIC had no room for.
+    pub dropped: u64,
+    /// Frames that were lost on links and in the switch, warm-up included.
+    pub lost: u64,
+    /// Segments that the machine's TCP sent again, warm-up included.
+    pub retransmitted: u64,
+    /// Events of the run.
+    pub events: u64,
+    /// Simulated time in milliseconds, warm-up included.
+    pub simulated_ms: f64,
+    /// The same for each run of the same plan.
+    pub trace_hash: String,
+}
+
+/// A category's part of the cores' time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    /// The category.
+    pub category: Category,
+    /// Percent.
+    pub percent: f64,
+}
+
+impl Report {
+    /// What happened between two snapshots.
+    pub(crate) fn new(plan: &Plan, world: &World, before: &Snapshot, after: &Snapshot) -> Self {
+        let ps = (after.at - before.at).max(1) as f64;
+        let gbps = |bytes: u64| bytes as f64 * 8000.0 / ps;
+        let rx = after.traffic.rx_bytes - before.traffic.rx_bytes;
+        let tx = after.traffic.tx_bytes - before.traffic.tx_bytes;
+        let per_kb = |count: u64| count as f64 / ((rx + tx).max(1) as f64 / 1024.0);
+        let mut ledger = Ledger::default();
+        for (before, after) in before.ledgers.iter().zip(&after.ledgers) {
+            ledger.merge(&after.since(before));
+        }
+        let total = ledger.total().max(1) as f64;
+        let cpu = Category::ALL.map(|category| Share {
+            category,
+            percent: ledger.of(category) as f64 * 100.0 / total,
+        });
+        let memory = (&after.memory, &before.memory);
+        let goodput: u64 = (0..2).map(|way| after.goodput[way] - before.goodput[way]).sum();
+        let cycles = plan.cpu.clock.0 as f64 * ps / 1e6 * f64::from(plan.cpu.cores);
+        let host = &world.hosts[MACHINE];
+        Self {
+            name: plan.name.clone(),
+            gbps: gbps(rx + tx),
+            rx_gbps: gbps(rx),
+            tx_gbps: gbps(tx),
+            goodput_gbps: gbps(goodput),
+            requests_per_second: (after.requests - before.requests) as f64 * 1e12 / ps,
+            misses_per_kb: per_kb(memory.0.l2_misses - memory.1.l2_misses),
+            l2_accesses_per_kb: per_kb(memory.0.l2_accesses - memory.1.l2_accesses),
+            interrupts_per_kb: per_kb(after.traffic.interrupts - before.traffic.interrupts),
+            bits_per_cycle: (rx + tx) as f64 * 8.0 / cycles.max(1.0),
+            dram_gbps: gbps(memory.0.dram_bytes - memory.1.dram_bytes),
+            cpu: cpu.to_vec(),
+            dropped: after.traffic.rx_dropped - before.traffic.rx_dropped,
+            lost: world.network.lost,
+            retransmitted: host.os.retransmitted(),
+            events: world.kernel.scheduled(),
+            simulated_ms: after.at as f64 / 1e9,
+            trace_hash: format!("{:016x}", world.hash),
+        }
+    }
+
+    /// Percent of the cores' time in a category.
+    #[must_use]
+    pub fn percent(&self, category: Category) -> f64 {
+        self.cpu.iter().find(|share| share.category == category).map_or(0.0, |it| it.percent)
+    }
+}

@@ -1,0 +1,169 @@
+//! `quipu sockets`: becomes the program, whose TCP connections on this machine go through memory.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use quipu_sockets::report::{self, Reason, Row};
+
+use super::failure::Failure;
+use super::{elf, libraries, run};
+
+/// What to run, or to show.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// Show the connections of this user's programs: which are raised, and why others are not.
+    #[arg(long, conflicts_with = "program")]
+    report: bool,
+    /// The program and its arguments.
+    #[arg(
+        required_unless_present = "report",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    program: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu sockets -- redis-server
+  quipu sockets -- redis-benchmark -t get      in another terminal
+  quipu sockets --report                       in a third one
+
+The program runs unmodified, and behaves as without Quipu. A TCP connection whose two ends both run
+so on this machine is raised after a few messages: while both programs are awake, octets go through
+memory that they share. Everything else is the kernel's TCP: connections to other programs and to
+other machines, statically linked programs, and features that memory cannot carry.
+docs/sockets.md says more, and lists the programs that were tried.
+
+Exit codes of quipu itself: 2 its options are wrong, 125 quipu cannot do it, 126 the program cannot
+be run, 127 there is no such program.
+
+Variables of the environment:
+  QUIPU_SOCKETS        never: the program uses the kernel's TCP only
+  QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command";
+
+/// Replaces this process by the program, or shows the report.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    if options.report {
+        return show();
+    }
+    let (name, args) = options.program.split_first().expect("clap requires a program");
+    let file = run::find(name)?;
+    if matches!(elf::inspect(&file), elf::Kind::Static | elf::Kind::OtherLoader(_)) {
+        eprintln!(
+            "quipu: {} does not load Quipu's library: it uses the kernel's TCP only",
+            file.display()
+        );
+    }
+    let mut command = Command::new(&file);
+    command.arg0_of(name).args(args).env("LD_PRELOAD", preload()?);
+    // It returns only if it fails.
+    Err(run::not_run(&file, quipu_host::become_program(&mut command)))
+}
+
+/// `Command::arg0`, by a name that says whose.
+trait Arg0 {
+    fn arg0_of(&mut self, name: &OsStr) -> &mut Self;
+}
+
+impl Arg0 for Command {
+    fn arg0_of(&mut self, name: &OsStr) -> &mut Self {
+        std::os::unix::process::CommandExt::arg0(self, name)
+    }
+}
+
+/// `LD_PRELOAD` with the library in front of what is there.
+pub(crate) fn preload() -> Result<OsString, Failure> {
+    let library = libraries::find_sockets()?;
+    let old = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    let is_ours = |part: &[u8]| {
+        Path::new(OsStr::from_bytes(part)).file_name() == Some(OsStr::new(libraries::SOCKETS))
+    };
+    let parts = old.as_bytes().split(|octet| [b':', b' '].contains(octet));
+    let kept = parts.filter(|part| !part.is_empty() && !is_ours(part));
+    let all: Vec<&[u8]> = [library.as_os_str().as_bytes()].into_iter().chain(kept).collect();
+    Ok(OsString::from_vec(all.join(&b':')))
+}
+
+/// Prints what the processes of this user show.
+fn show() -> Result<ExitCode, Failure> {
+    let user = fs::metadata("/proc/self").map(|data| data.uid()).unwrap_or_default();
+    let folder = PathBuf::from(report::folder(user));
+    let mut processes: Vec<(u32, Vec<Row>)> = Vec::new();
+    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        if !Path::new("/proc").join(&name).exists() {
+            // Its process was killed.
+            let _ = fs::remove_file(entry.path());
+            continue;
+        }
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        processes.push((process, text.lines().filter_map(Row::decode).collect()));
+    }
+    processes.sort_by_key(|(process, _)| *process);
+    if processes.iter().all(|(_, rows)| rows.is_empty()) {
+        println!("no connection of this user's programs has been asked for yet");
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (process, rows) in &processes {
+        for line in lines(*process, rows) {
+            println!("{line}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The part of the report that is about one process.
+fn lines(process: u32, rows: &[Row]) -> Vec<String> {
+    let program = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    let raised = rows.iter().filter(|row| row.reason == Reason::None).count();
+    let mut lines = vec![format!(
+        "{process} {}: {raised} of {} connections raised",
+        program.trim_end(),
+        rows.len()
+    )];
+    lines.extend(rows.iter().map(|row| {
+        let (local, remote) = &row.addresses;
+        format!(
+            "  fd {:<4} {local} - {remote}  {}; sent {} by memory, {} by TCP; received {} by memory, \
+             {} by TCP; {} withdrawals",
+            row.fd,
+            row.reason,
+            row.sent.0,
+            row.sent.1,
+            row.received.0,
+            row.received.1,
+            row.withdrawals
+        )
+    }));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_says_why_a_connection_is_plain() {
+        let row = Row {
+            fd: 5,
+            addresses: ("127.0.0.1:1".into(), "127.0.0.1:2".into()),
+            reason: Reason::NoPeer,
+            sent: (0, 10),
+            received: (0, 20),
+            withdrawals: 0,
+        };
+        let raised = Row { reason: Reason::None, ..row.clone() };
+        let lines = lines(std::process::id(), &[row, raised]);
+        assert!(lines[0].ends_with("1 of 2 connections raised"), "{}", lines[0]);
+        assert!(lines[1].contains("the other end does not run Quipu"), "{}", lines[1]);
+        assert!(lines[2].contains("raised;"), "{}", lines[2]);
+    }
+}

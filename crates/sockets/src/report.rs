@@ -1,0 +1,160 @@
+//! Why a connection is not raised, and the rows that a process shows of its connections.
+
+use std::fmt;
+
+/// Why a connection stays with the kernel's TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Reason {
+    /// Raised.
+    None,
+    /// It has not carried enough messages yet.
+    Young,
+    /// Both ends are being asked.
+    Asking,
+    /// The other end is not on this host, or not in this network namespace.
+    OtherHost,
+    /// The process at the other end does not run Quipu, or cannot raise the connection.
+    NoPeer,
+    /// Another process has the socket too, or had it before.
+    Shared,
+    /// A socket option or a call that only the kernel has.
+    Feature,
+    /// The program uses a call that Quipu cannot see, such as io_uring.
+    Unseen,
+    /// No memory, thread or descriptor was to be had.
+    Resources,
+    /// The peer broke the protocol.
+    Fault,
+    /// The user said so.
+    Disabled,
+}
+
+impl Reason {
+    /// All of them, by number.
+    pub const ALL: [Self; 11] = [
+        Self::None,
+        Self::Young,
+        Self::Asking,
+        Self::OtherHost,
+        Self::NoPeer,
+        Self::Shared,
+        Self::Feature,
+        Self::Unseen,
+        Self::Resources,
+        Self::Fault,
+        Self::Disabled,
+    ];
+
+    /// The reason with a number.
+    pub fn from_number(number: u8) -> Self {
+        Self::ALL.get(usize::from(number)).copied().unwrap_or(Self::Fault)
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "raised",
+            Self::Young => "plain: it has carried too few messages",
+            Self::Asking => "plain: the other end is being asked",
+            Self::OtherHost => "plain: the other end is not on this host",
+            Self::NoPeer => "plain: the other end does not run Quipu",
+            Self::Shared => "plain: another process has had the socket too",
+            Self::Feature => "plain: the program uses a feature that only the kernel has",
+            Self::Unseen => "plain: the program uses calls that Quipu does not see",
+            Self::Resources => "plain: no memory, thread or descriptor was to be had",
+            Self::Fault => "plain: the other end broke the protocol",
+            Self::Disabled => "plain: QUIPU_SOCKETS says so",
+        })
+    }
+}
+
+/// The folder in which the processes of a user show their connections, each in a file that has its
+/// number for a name.
+pub fn folder(user: u32) -> String {
+    format!("/dev/shm/quipu-sockets-{user}")
+}
+
+/// What a process shows of one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The descriptor.
+    pub fd: i32,
+    /// Local and remote address, as `address:port`.
+    pub addresses: (String, String),
+    /// Whether it is raised, and if not, why.
+    pub reason: Reason,
+    /// Octets that this process has sent through the ring, and over TCP.
+    pub sent: (u64, u64),
+    /// Octets that it has received through the ring, and over TCP.
+    pub received: (u64, u64),
+    /// How often octets were taken back from the ring of the sender.
+    pub withdrawals: u64,
+}
+
+impl Row {
+    /// One line of the file.
+    pub fn encode(&self) -> String {
+        format!(
+            "{} {} {} {} {} {} {} {} {}\n",
+            self.fd,
+            self.addresses.0,
+            self.addresses.1,
+            self.reason as u8,
+            self.sent.0,
+            self.sent.1,
+            self.received.0,
+            self.received.1,
+            self.withdrawals
+        )
+    }
+
+    /// Reads a line. None if it is not one.
+    pub fn decode(line: &str) -> Option<Self> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [fd, local, remote, reason, numbers @ ..] = &words[..] else { return None };
+        let numbers: Vec<u64> =
+            numbers.iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let [ring_sent, tcp_sent, ring_received, tcp_received, withdrawals] = numbers[..] else {
+            return None;
+        };
+        Some(Self {
+            fd: fd.parse().ok()?,
+            addresses: ((*local).to_owned(), (*remote).to_owned()),
+            reason: Reason::from_number(reason.parse().ok()?),
+            sent: (ring_sent, tcp_sent),
+            received: (ring_received, tcp_received),
+            withdrawals,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_read_back() {
+        let row = Row {
+            fd: 7,
+            addresses: ("127.0.0.1:6379".into(), "[::1]:4000".into()),
+            reason: Reason::Shared,
+            sent: (1, 2),
+            received: (3, 4),
+            withdrawals: 5,
+        };
+        assert_eq!(Row::decode(row.encode().trim_end()), Some(row));
+        for line in ["", "7", "7 a b 1 2 3 4 5", "7 a b 1 2 3 4 5 x", "x a b 1 2 3 4 5 6"] {
+            assert_eq!(Row::decode(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn reasons_have_their_numbers() {
+        for (number, reason) in (0..).zip(Reason::ALL) {
+            assert_eq!((Reason::from_number(number), reason as u8), (reason, number));
+        }
+        assert_eq!(Reason::from_number(200), Reason::Fault);
+    }
+}
