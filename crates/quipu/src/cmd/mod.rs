@@ -17,6 +17,7 @@ mod faults;
 mod libraries;
 mod looking;
 mod machine;
+mod nbd;
 mod nic;
 mod paper;
 mod qpip;
@@ -83,6 +84,8 @@ enum Task {
     Machine(machine::Options),
     /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
+    /// Network block devices: serve, describe and copy disks.
+    Nbd(nbd::Options),
     /// Measure Active Messages.
     Am(am::Options),
     /// Run the experiments of a paper, and show published values next to ours.
@@ -97,13 +100,13 @@ enum Task {
 /// What the device is to be like.
 #[derive(Args, Clone, Debug, Default)]
 struct DeviceOptions {
-    /// IP address of the device: one of this machine's.
+    /// The one address of the device, of this machine: 10.0.0.1, or fe80::1%eth0 if it is link-local.
     ///
-    /// By default the first address of an interface that is up, IPv4 before IPv6, the loopback
-    /// last. 127.0.0.1 or ::1 keeps everything on this machine.
+    /// By default it has all addresses of this machine. The first is that of an interface that is up,
+    /// IPv4 before IPv6, the loopback last. 127.0.0.1 or ::1 keeps everything on this machine.
     #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS",
-          value_parser = variables::trimmed::<std::net::IpAddr>)]
-    address: Option<std::net::IpAddr>,
+          value_parser = variables::trimmed::<quipu_host::WantedAddress>)]
+    address: Option<quipu_host::WantedAddress>,
 }
 
 /// Runs the command.
@@ -124,6 +127,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Sim(options) => sim::run(&options),
         Task::Machine(options) => machine::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Nbd(options) => nbd::run(&options),
         Task::Am(options) => am::run(&options),
         Task::Paper(options) => paper::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),

@@ -102,7 +102,8 @@ pub(crate) struct Parser<'a> {
     optimize: bool,
 }
 
-/// Translates preprocessed Split-C to C. `optimize`: the operands of an arithmetic operation that are read from
+/// Translates preprocessed Split-C to C. `optimize`: the operands of an arithmetic operation that are read
+/// from
 /// remote memory, and have no side effects, are read at the same time.
 ///
 /// # Errors
