@@ -5,6 +5,7 @@
 #ifndef QUIPU_AMUDP_H
 #define QUIPU_AMUDP_H
 
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -147,6 +148,30 @@ typedef struct {
 } amx_stats_t;
 int AMX_GetEndpointStatistics(ep_t ep, amx_stats_t *out);
 int AMX_AggregateStatistics(amx_stats_t *sum, const amx_stats_t *more);
+#define AMX_initial_stats ((amx_stats_t){0, 0, 0, 0, 0})
+static inline int AMX_DumpStatistics(FILE *to, const amx_stats_t *stats, int is_global) {
+    fprintf(to, "%s: requests %llu sent, %llu received; replies %llu sent, %llu received; %llu came back\n",
+            is_global ? "all endpoints" : "endpoint", (unsigned long long)stats->requests_sent,
+            (unsigned long long)stats->requests_received, (unsigned long long)stats->replies_sent,
+            (unsigned long long)stats->replies_received, (unsigned long long)stats->returned);
+    return AM_OK;
+}
+
+/* A variable that programs set; the library says what failed in any case. */
+int *AMX_VerboseErrorsPlace(void);
+#define AMX_VerboseErrors (*AMX_VerboseErrorsPlace())
+
+/* Writes why, and ends the process. */
+static inline void AMX_FatalErr(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "*** FATAL ERROR: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    fflush(stderr);
+    abort();
+}
 
 /* What AM_Request... and AM_Reply... below call: the arguments are a list. */
 int AMX_Request(ep_t ep, int to, handler_t handler, int count, const int32_t *args);

@@ -9,6 +9,7 @@
 //! | `process` | the port of the process, from the first bundle to the last `AM_Terminate` |
 //! | `bundle`, `endpoint` | objects and their tables |
 //! | `message` | requests, replies, tokens |
+//! | `spmd` | starting N processes that know each other |
 //! | `call` | calling functions of the program |
 //! | `codes` | error codes, statuses and opcodes |
 //!
@@ -21,6 +22,7 @@ mod codes;
 pub mod endpoint;
 pub mod message;
 pub mod process;
+pub mod spmd;
 pub mod statistics;
 
 // The unit tests are a program, which has no versions to define.

@@ -91,6 +91,7 @@ pub(crate) fn remove_bundle(bundle: usize) {
 /// What peers still wait for goes out when the process exits.
 extern "C" fn at_exit() {
     quipu_cabi::wall::<quipu_cabi::Void>("exit", || {
+        crate::spmd::leave();
         // A signal handler that exits may have interrupted a thread that holds the lock.
         let device = PROCESS.try_lock().ok().and_then(|process| {
             let opened = process.opened.as_ref().filter(|opened| opened.pid == std::process::id());

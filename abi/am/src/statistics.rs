@@ -1,7 +1,9 @@
-//! Counts of messages.
+//! Counts of messages, and what else programs of AMUDP look for.
+
+use std::sync::atomic::AtomicI32;
 
 use libc::c_int;
-use quipu_cabi::entry;
+use quipu_cabi::{Null, entry};
 
 use crate::bundle::give;
 use crate::codes::{BAD_ARG, Code, OrCode, code};
@@ -18,7 +20,15 @@ pub struct amx_stats_t {
     returned: u64,
 }
 
+/// `AMX_VerboseErrors`, which programs set.
+static VERBOSE: AtomicI32 = AtomicI32::new(0);
+
 entry! {
+    /// Where `AMX_VerboseErrors` is.
+    fn AMX_VerboseErrorsPlace() -> Null<c_int> {
+        Ok(VERBOSE.as_ptr())
+    }
+
     /// `AMX_GetEndpointStatistics`
     fn AMX_GetEndpointStatistics(raw: ep_t, out: *mut amx_stats_t) -> Code {
         // SAFETY: the program passes an endpoint.

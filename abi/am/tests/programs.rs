@@ -50,3 +50,45 @@ fn run(source: &str, args: &[&str]) {
 fn two_processes_play_ping_pong() {
     run("examples/pingpong.c", &["200"]);
 }
+
+/// Runs an example as 1, 2, 4 and 8 processes, which it starts itself.
+fn run_as_many(source: &str, size: &str) {
+    for processes in ["1", "2", "4", "8"] {
+        run(source, &[processes, "L", size]);
+    }
+}
+
+#[test]
+fn remote_counters_add_up() {
+    run_as_many("examples/counters.c", "200");
+}
+
+#[test]
+fn a_distributed_table_finds_all_keys() {
+    run_as_many("examples/table.c", "200");
+}
+
+#[test]
+fn a_parallel_search_finds_the_known_number() {
+    run_as_many("examples/search.c", "8");
+}
+
+#[test]
+fn stolen_work_is_done_once() {
+    run_as_many("examples/stealing.c", "7");
+}
+
+#[test]
+fn messages_to_a_killed_peer_come_back() {
+    run("tests/c/death.c", &["kill"]);
+}
+
+#[test]
+fn a_peer_that_computes_is_waited_for() {
+    run("tests/c/death.c", &["slow"]);
+}
+
+#[test]
+fn calls_return_the_codes_of_the_dialect() {
+    run("tests/c/codes.c", &[]);
+}

@@ -1,0 +1,332 @@
+//! What Active Messages cost more than the queue pair below: two processes, which do the same by
+//! both in turns.
+
+use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag};
+use quipu::{
+    Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, RemoteMemory, Request,
+};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+const TAG: Tag = Tag(0x71_7569_7075);
+/// Handlers of the peer, and of the one that measures.
+const ECHO: u16 = 1;
+const SINK: u16 = 2;
+const BACK: u16 = 3;
+/// Bytes of a short message: a head of 8 and two arguments.
+const SHORT: usize = 16;
+const RECEIVES: usize = 64;
+/// Requests under way in a flood.
+const FLOOD: u64 = 16;
+const SEGMENT: usize = 4 << 20;
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    /// Turns of each.
+    pub rounds: u32,
+    /// Messages of a turn.
+    pub messages: u32,
+}
+
+/// One value, of both.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// What, and in which unit.
+    pub what: &'static str,
+    /// The queue pair's values, one for each turn; none where there is no such thing.
+    pub raw: Vec<f64>,
+    /// Those of Active Messages.
+    pub am: Vec<f64>,
+}
+
+/// A quartile.
+#[must_use]
+pub fn quartile(values: &[f64], which: usize) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get((sorted.len().max(1) - 1) * which / 4).copied().unwrap_or(f64::NAN)
+}
+
+/// Both kinds of ends of one process.
+struct Side {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+    done: [Completion; 16],
+    bundle: Bundle,
+    endpoint: Endpoint,
+    /// Messages that handlers have seen.
+    seen: Arc<AtomicU64>,
+}
+
+impl Side {
+    fn new() -> Outcome<Self> {
+        let device = Device::from_env()?;
+        let port = Port::open(&device, Config::default())?;
+        let bundle = port.bundle(Mode::Sequential);
+        let endpoint = bundle.endpoint()?;
+        endpoint.set_tag(TAG)?;
+        let cq = device.completion_queue(1024)?;
+        let qp = port.domain().queue_pair(&cq, &cq).inline_data(128).build()?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let memory = port.domain().register(2 * SEGMENT, access)?;
+        endpoint.set_segment(Some(memory.remote(0, SEGMENT)?))?;
+        let seen = Arc::new(AtomicU64::new(0));
+        for (index, replies) in [(ECHO, true), (SINK, false), (BACK, false)] {
+            let seen = Arc::clone(&seen);
+            endpoint.set_handler(index.into(), move |message| {
+                seen.store(seen.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                if replies {
+                    let args = [message.args()[0], message.args()[1]];
+                    // The peer is gone if this fails, and the other process says so.
+                    let _ = message.reply(BACK, &args);
+                }
+            })?;
+        }
+        endpoint.set_handler(0, |message| panic!("a message came back: {message:?}"))?;
+        for slot in 0..RECEIVES {
+            qp.post_recv(slot as u64, &[memory.sge(SEGMENT + slot * 64, 64)?])?;
+        }
+        Ok(Self { qp, cq, memory, done: Default::default(), bundle, endpoint, seen })
+    }
+
+    /// What the other process has to know, as one line.
+    fn introduction(&self) -> Outcome<String> {
+        let name = self.endpoint.name()?.to_bytes();
+        let memory = self.memory.remote(0, SEGMENT)?.to_bytes();
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        Ok(format!("{} {} {}", hex(&name), self.qp.endpoint(), hex(&memory)))
+    }
+
+    fn meet(&self, line: &str) -> Outcome<RemoteMemory> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, endpoint, memory] = words[..] else { return Err(line.to_owned().into()) };
+        let name = Name::from_bytes(&bytes_of(name)?).ok_or("no name")?;
+        self.endpoint.map(0, name, TAG)?;
+        self.qp.connect(&endpoint.parse()?)?;
+        Ok(RemoteMemory::from_bytes(&bytes_of(memory)?))
+    }
+
+    /// Waits for one message over the queue pair, and makes room for another.
+    fn receive(&mut self) -> Outcome {
+        loop {
+            let found = self.cq.poll(&mut self.done)?;
+            for done in &self.done[..found] {
+                let slot = done.wr_id as usize;
+                let sge = self.memory.sge(SEGMENT + slot * 64, 64)?;
+                self.qp.post_recv(done.wr_id, &[sge])?;
+            }
+            if found > 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn send(&self) -> Outcome {
+        Ok(self.qp.post_send(&Request::send_inline(&[7; SHORT]).unsignaled())?)
+    }
+
+    fn poll_until(&self, seen: u64) -> Outcome {
+        while self.seen.load(Ordering::Relaxed) < seen {
+            self.bundle.poll()?;
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of<const N: usize>(text: &str) -> Outcome<[u8; N]> {
+    let digits = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
+    let read: Option<Vec<u8>> = digits.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect();
+    Ok(read.ok_or("no hexadecimal digits")?.try_into().map_err(|_| "another number of bytes")?)
+}
+
+/// The process that answers: does what lines of its input say.
+///
+/// # Errors
+///
+/// The adapter fails.
+pub fn answer() -> Outcome {
+    let mut side = Side::new()?;
+    let mut input = BufReader::new(std::io::stdin()).lines();
+    let mut next = || input.next().ok_or("the other process is gone");
+    println!("{}", side.introduction()?);
+    side.meet(&next()??)?;
+    loop {
+        let line = next()??;
+        let (task, count) = line.split_once(' ').unwrap_or((&line, "0"));
+        let count: u64 = count.parse()?;
+        match task {
+            "raw" => {
+                for _ in 0..count {
+                    side.receive()?;
+                    side.send()?;
+                }
+            }
+            "am" => {
+                let until = side.seen.load(Ordering::Relaxed) + count;
+                side.poll_until(until)?;
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// The process that measures.
+struct Meter {
+    side: Side,
+    remote: RemoteMemory,
+    child: Child,
+    to_child: ChildStdin,
+    _from_child: BufReader<ChildStdout>,
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Meter {
+    fn new(mut command: Command) -> Outcome<Self> {
+        let side = Side::new()?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut to_child = child.stdin.take().ok_or("no pipe")?;
+        let mut from_child = BufReader::new(child.stdout.take().ok_or("no pipe")?);
+        let mut line = String::new();
+        from_child.read_line(&mut line)?;
+        let remote = side.meet(&line)?;
+        writeln!(to_child, "{}", side.introduction()?)?;
+        Ok(Self { side, remote, child, to_child, _from_child: from_child })
+    }
+
+    fn order(&mut self, task: &str, count: u64) -> Outcome {
+        writeln!(self.to_child, "{task} {count}")?;
+        self.to_child.flush()?;
+        Ok(())
+    }
+
+    /// Half a round trip over the queue pair, in nanoseconds.
+    fn raw_half(&mut self, messages: u32) -> Outcome<f64> {
+        self.order("raw", messages.into())?;
+        self.side.send()?;
+        self.side.receive()?;
+        let began = Instant::now();
+        for _ in 1..messages {
+            self.side.send()?;
+            self.side.receive()?;
+        }
+        Ok(nanoseconds(began) / f64::from(messages - 1) / 2.0)
+    }
+
+    /// The same by Active Messages.
+    fn am_half(&mut self, messages: u32) -> Outcome<f64> {
+        self.order("am", messages.into())?;
+        let mut seen = self.side.seen.load(Ordering::Relaxed);
+        let mut began = Instant::now();
+        for round in 0..messages {
+            if round == 1 {
+                began = Instant::now();
+            }
+            seen += 1;
+            self.side.endpoint.request(0, ECHO, &[round.cast_signed(), 1])?;
+            self.side.poll_until(seen)?;
+        }
+        Ok(nanoseconds(began) / f64::from(messages - 1) / 2.0)
+    }
+
+    /// The time from one request to the next, with many under way, in nanoseconds.
+    fn gap(&mut self, messages: u32) -> Outcome<f64> {
+        self.order("am", messages.into())?;
+        let seen = self.side.seen.load(Ordering::Relaxed);
+        self.side.endpoint.request(0, ECHO, &[1, 1])?;
+        self.side.poll_until(seen + 1)?;
+        let began = Instant::now();
+        for round in 1..messages {
+            self.side.endpoint.request(0, ECHO, &[round.cast_signed(), 1])?;
+        }
+        self.side.poll_until(seen + u64::from(messages))?;
+        Ok(nanoseconds(began) / f64::from(messages - 1))
+    }
+
+    /// Bytes in a nanosecond by writes of the queue pair, so many under way.
+    fn raw_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
+        let source = [self.side.memory.sge(SEGMENT + 4096, len)?];
+        let (mut sent, mut done) = (0, 0);
+        let began = Instant::now();
+        while done < count {
+            while sent < count && sent - done < FLOOD {
+                self.side.qp.post_send(&Request::write(&source, self.remote))?;
+                sent += 1;
+            }
+            done += self.side.cq.poll(&mut self.side.done)? as u64;
+        }
+        Ok(count as f64 * len as f64 / nanoseconds(began))
+    }
+
+    /// The same by bulk requests, whose handlers do not reply.
+    fn am_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
+        self.order("am", count + 1)?;
+        let source = self.side.memory.sge(SEGMENT + 4096, len)?;
+        let endpoint = &self.side.endpoint;
+        let seen = self.side.seen.load(Ordering::Relaxed);
+        let began = Instant::now();
+        let mut sent = 0;
+        while sent < count {
+            match endpoint.try_request_bulk(0, SINK, &[0], source, 0) {
+                Ok(()) => sent += 1,
+                Err(quipu::am::Error::Call(CallError::WouldBlock)) => {
+                    self.side.bundle.poll()?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        endpoint.request(0, ECHO, &[0, 0])?;
+        self.side.poll_until(seen + 1)?;
+        Ok(count as f64 * len as f64 / nanoseconds(began))
+    }
+}
+
+fn nanoseconds(began: Instant) -> f64 {
+    began.elapsed().as_nanos() as f64
+}
+
+/// Measures; `peer` is the command that answers. What was measured first is thrown away.
+///
+/// # Errors
+///
+/// The adapter or the other process fails.
+pub fn measure(peer: Command, extent: Extent) -> Outcome<Vec<Line>> {
+    let mut meter = Meter::new(peer)?;
+    let line = |what| Line { what, raw: Vec::new(), am: Vec::new() };
+    let mut half = line("half round trip of 16 bytes, ns");
+    let mut gap = line("gap between short requests, ns");
+    let sizes = [(4096, 2000), (65_536, 400), (1 << 20, 40)];
+    let mut bulk = ["bulk of 4 KB, GB/s", "bulk of 64 KB, GB/s", "bulk of 1 MB, GB/s"].map(line);
+    meter.raw_half(extent.messages)?;
+    meter.am_half(extent.messages)?;
+    for _ in 0..extent.rounds {
+        half.raw.push(meter.raw_half(extent.messages)?);
+        half.am.push(meter.am_half(extent.messages)?);
+        gap.am.push(meter.gap(extent.messages)?);
+        for (line, (len, count)) in bulk.iter_mut().zip(sizes) {
+            line.raw.push(meter.raw_bulk(len, count)?);
+            line.am.push(meter.am_bulk(len, count)?);
+        }
+    }
+    meter.order("quit", 0)?;
+    // The other process ends by itself, and is not waited for for long.
+    let until = Instant::now() + Duration::from_secs(2);
+    while meter.child.try_wait()?.is_none() && Instant::now() < until {
+        meter.side.bundle.poll()?;
+    }
+    Ok([vec![half, gap], bulk.to_vec()].concat())
+}

@@ -1,0 +1,111 @@
+//! `quipu am`: Active Messages, measured.
+
+mod bench;
+
+use std::process::{Command, ExitCode};
+
+use serde_json::json;
+
+use super::failure::Failure;
+use bench::{Extent, Line, quartile};
+
+/// What to do with Active Messages.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(clap::Subcommand)]
+enum Task {
+    /// Measure Active Messages next to the queue pair below, between two processes.
+    Bench(BenchOptions),
+    /// The other process of a measurement.
+    #[command(hide = true)]
+    Answer,
+}
+
+/// How much to measure.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+struct BenchOptions {
+    /// Measure each value so often, in turns.
+    #[arg(long, default_value_t = 15, value_name = "N")]
+    rounds: u32,
+    /// Short messages of a turn.
+    #[arg(long, default_value_t = 20_000, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(2..))]
+    messages: u32,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu am bench                                through shared memory
+  QUIPU_SAME_HOST=never quipu am bench          over TCP
+  QUIPU_ADDRESS=::1 quipu am bench --json       of IPv6, for programs
+
+Each line has the lower quartile, median and upper quartile over the rounds. The last column is the
+median of the differences or ratios within a round, so that what disturbs both does not count.";
+
+/// Runs `quipu am`.
+pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    let failed = |error: Box<dyn std::error::Error>| {
+        let remedy = "`quipu doctor` says what works on this machine";
+        Failure::new("the measurement has failed", error, remedy)
+    };
+    match &options.task {
+        Task::Answer => bench::answer().map_err(failed)?,
+        Task::Bench(options) => {
+            let mut peer = Command::new(std::env::current_exe()?);
+            peer.args(["am", "answer"]);
+            let extent = Extent { rounds: options.rounds.max(1), messages: options.messages };
+            let lines = bench::measure(peer, extent).map_err(failed)?;
+            if options.json { print_json(&lines) } else { print_table(&lines) }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn quartiles(values: &[f64]) -> String {
+    match values {
+        [] => "-".into(),
+        _ => [1, 2, 3].map(|which| format!("{:.1}", quartile(values, which))).join(" / "),
+    }
+}
+
+/// The difference of times, or the ratio of rates, within rounds.
+fn comparison(line: &Line) -> String {
+    let within = line.raw.iter().zip(&line.am);
+    if line.raw.is_empty() {
+        return String::new();
+    }
+    if line.what.ends_with("ns") {
+        let differences: Vec<f64> = within.map(|(raw, am)| am - raw).collect();
+        return format!("{:+.1} ns", quartile(&differences, 2));
+    }
+    let ratios: Vec<f64> = within.map(|(raw, am)| am / raw).collect();
+    format!("x {:.3}", quartile(&ratios, 2))
+}
+
+fn print_table(lines: &[Line]) {
+    println!("{:34} {:26} {:26} Active Messages cost", "", "queue pair", "Active Messages");
+    for line in lines {
+        let (raw, am) = (quartiles(&line.raw), quartiles(&line.am));
+        println!("{:34} {raw:26} {am:26} {}", line.what, comparison(line));
+    }
+}
+
+fn print_json(lines: &[Line]) {
+    let values = |values: &[f64]| [1, 2, 3].map(|which| quartile(values, which));
+    let list: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let raw = (!line.raw.is_empty()).then(|| values(&line.raw));
+            json!({ "what": line.what, "queue_pair": raw, "active_messages": values(&line.am) })
+        })
+        .collect();
+    println!("{}", json!(list));
+}
