@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 #[path = "../../types/testing/cdylib.rs"]
 mod cdylib;
 #[path = "../../types/testing/needs.rs"]
-#[allow(dead_code)]
+#[expect(dead_code, reason = "only the compiler is needed")]
 mod needs;
 
 /// Seeds, and steps of each of the four connections of one.
