@@ -97,13 +97,13 @@ enum Task {
 /// What the device is to be like.
 #[derive(Args, Clone, Debug, Default)]
 struct DeviceOptions {
-    /// IP address of the device: one of this machine's.
+    /// The one address of the device, of this machine: 10.0.0.1, or fe80::1%eth0 if it is link-local.
     ///
-    /// By default the first address of an interface that is up, IPv4 before IPv6, the loopback
-    /// last. 127.0.0.1 or ::1 keeps everything on this machine.
+    /// By default it has all addresses of this machine. The first is that of an interface that is up,
+    /// IPv4 before IPv6, the loopback last. 127.0.0.1 or ::1 keeps everything on this machine.
     #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS",
-          value_parser = variables::trimmed::<std::net::IpAddr>)]
-    address: Option<std::net::IpAddr>,
+          value_parser = variables::trimmed::<quipu_host::WantedAddress>)]
+    address: Option<quipu_host::WantedAddress>,
 }
 
 /// Runs the command.
