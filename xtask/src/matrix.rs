@@ -48,6 +48,13 @@ const LIBRARIES: [Library; 3] = [
         document: "docs/qpip-symbols.md",
         note: "",
     },
+    Library {
+        name: "am",
+        package: "quipu-libam",
+        table: "abi/am/symbols.txt",
+        document: "docs/am-symbols.md",
+        note: "",
+    },
 ];
 
 /// Runs the command with what follows its name on the command line.
