@@ -26,7 +26,7 @@ struct Library {
     note: &'static str,
 }
 
-const LIBRARIES: [Library; 3] = [
+const LIBRARIES: [Library; 4] = [
     Library {
         name: "ibverbs",
         package: "quipu-ibverbs",

@@ -99,7 +99,7 @@ Variables of the environment:
                        packet link of quipu_qp0, as --link, --address, --gateway of `quipu nic`
   QUIPU_MULTICAST_PORT UDP port of datagrams to groups, 20804 by default
   QUIPU_IWARP_SPEAK_FIRST_MS
-                       silence after which a server on quipu_iw0 sends first, 100 by default, or never
+                       silence until a server on quipu_iw0 sends first; 100 by default, or never
   QUIPU_STRICT_HOLD_US for how long --strict holds bytes of writes back, 1000 by default
   QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers so
   QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP

@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag};
-use quipu::{
-    Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, RemoteMemory, Request,
-};
+use quipu::{Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, Request};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
