@@ -13,7 +13,8 @@ static SHARES: Shares<4> = Shares::new(["message", "hello", "welcome", "name"]);
 fuzz_target!(|data: &[u8]| {
     SHARES.begin();
     // The length of the message is that of its head and of a payload, which need not be there.
-    let (more, head) = data.split_first().map_or((0, data), |(more, head)| (usize::from(*more), head));
+    let split = data.split_first();
+    let (more, head) = split.map_or((0, data), |(more, head)| (usize::from(*more), head));
     let head = &head[..head.len().min(MAX_HEAD)];
     let len = if head.len() == MAX_HEAD { head.len() + more } else { head.len() };
     if let Some((message, at)) = Message::parse(head, len) {

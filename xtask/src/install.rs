@@ -91,8 +91,8 @@ fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<It
     Ok(items)
 }
 
-/// What `pkg-config` says of the libraries that are Quipu's own. They lie next to those that take the place of
-/// the system's, so programs are told where they are.
+/// What `pkg-config` says of the libraries that are Quipu's own. They lie next to those that take the
+/// place of the system's, so programs are told where they are.
 fn write_pkgconfig(prefix: &Path, into: &Path) -> Result<()> {
     fs::create_dir_all(into)?;
     for (name, what) in [("qpip", "Queue pairs over TCP and UDP"), ("am", "Active Messages")] {

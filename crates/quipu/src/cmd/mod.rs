@@ -24,6 +24,7 @@ mod qpip;
 mod run;
 mod sim;
 mod sockets;
+mod splitc;
 mod spmd;
 mod top;
 mod variables;
@@ -73,6 +74,8 @@ enum Task {
     Nic(nic::Options),
     /// Tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
     Qpip(qpip::Options),
+    /// Compile Split-C programs.
+    Splitc(splitc::Options),
     /// Start the processes of a parallel program, here or on several hosts, and wait for them.
     Spmd(spmd::Options),
     /// Run the adapter in simulated networks with faults, and check everything it does.
@@ -97,13 +100,13 @@ enum Task {
 /// What the device is to be like.
 #[derive(Args, Clone, Debug, Default)]
 struct DeviceOptions {
-    /// IP address of the device: one of this machine's.
+    /// The one address of the device, of this machine: 10.0.0.1, or fe80::1%eth0 if it is link-local.
     ///
-    /// By default the first address of an interface that is up, IPv4 before IPv6, the loopback
-    /// last. 127.0.0.1 or ::1 keeps everything on this machine.
+    /// By default it has all addresses of this machine. The first is that of an interface that is up,
+    /// IPv4 before IPv6, the loopback last. 127.0.0.1 or ::1 keeps everything on this machine.
     #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS",
-          value_parser = variables::trimmed::<std::net::IpAddr>)]
-    address: Option<std::net::IpAddr>,
+          value_parser = variables::trimmed::<quipu_host::WantedAddress>)]
+    address: Option<quipu_host::WantedAddress>,
 }
 
 /// Runs the command.
@@ -119,6 +122,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Top(options) => top::run(&options),
         Task::Nic(options) => nic::run(&options),
         Task::Qpip(options) => qpip::run(&options),
+        Task::Splitc(options) => splitc::run(&options),
         Task::Spmd(options) => spmd::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Machine(options) => machine::run(&options),
