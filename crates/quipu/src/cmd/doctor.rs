@@ -25,7 +25,7 @@ pub(crate) struct Options {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 programs run, perhaps slower or fewer than they could; 1 they do not run.";
+Exit codes: 0 if RDMA programs run here, perhaps with limits; 1 if they do not.";
 
 /// The programs of the distribution that the demo and the tests use: stage, program, package.
 const PROGRAMS: &str = include_str!("../../../../tests/clients/packages.txt");

@@ -16,22 +16,22 @@ use super::variables::{self, OneOf};
 /// What fails on purpose.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct FaultOptions {
-    /// Plan of faults to inject: what fails on purpose, where and when.
+    /// Plan of the faults to inject: what fails, where and when.
     #[arg(long = "fault", env = "QUIPU_FAULTS", value_name = "PLAN.toml")]
     plan: Option<PathBuf>,
-    /// File for the log of injected faults, in JSON lines, instead of standard error.
+    /// Log the injected faults into this file, as JSON lines, instead of to standard error.
     ///
-    /// `%p` in its name is the process, for programs of several. A log of an earlier run is emptied;
-    /// QUIPU_FAULT_LOG adds to it.
+    /// `%p` in the name is the process number, for programs with several processes. The option
+    /// overwrites the log of an earlier run; QUIPU_FAULT_LOG appends to it.
     // Without `env`: the variable is not quite the option.
     #[arg(long, value_name = "FILE")]
     fault_log: Option<PathBuf>,
-    /// Repeat exactly the faults of such a log, whatever the plan would draw.
+    /// Inject exactly the faults of such a log, without drawing any.
     #[arg(long, env = "QUIPU_FAULT_REPLAY", value_name = "LOG")]
     fault_replay: Option<PathBuf>,
-    /// Report what hardware would punish although software forgives it.
+    /// Report mistakes that hardware punishes and software tolerates.
     ///
-    /// `--strict=fail`: and end with exit code 86; `--strict=abort`: and abort at once.
+    /// `--strict=fail` also exits with code 86 after any report. `--strict=abort` aborts at the first one.
     #[arg(
         long,
         env = "QUIPU_STRICT",
@@ -42,21 +42,22 @@ pub(crate) struct FaultOptions {
         value_parser = OneOf(&["report", "fail", "abort", "1", "0", ""])
     )]
     strict: Option<String>,
-    /// File for those reports, in JSON lines, instead of standard error; `%p` is the process.
+    /// Write these reports into this file, as JSON lines, instead of to standard error. `%p` in the name is
+    /// the process number.
     #[arg(long, env = "QUIPU_STRICT_LOG", value_name = "FILE")]
     strict_log: Option<PathBuf>,
-    /// With `--strict`: what not to report: `KIND`, or `KIND@PLACE` for reports where a function, library or
-    /// source file is named so; several with commas between them
+    /// With `--strict`: leave out these reports, separated by commas. `KIND` is a kind of report;
+    /// `KIND@PLACE` leaves out only those with this function, library or source file in a trace.
     #[arg(long, env = "QUIPU_STRICT_IGNORE", value_name = "KIND[@PLACE]")]
     strict_ignore: Option<String>,
-    /// With `--strict`: which bytes of a write of a peer are placed first: `reverse`: its last ones,
-    /// `shuffle`, `shuffle:SEED`: some, `off`: all as they come
+    /// With `--strict`: which bytes of a peer's write are placed first. `reverse`: the last ones;
+    /// `shuffle` or `shuffle:SEED`: random ones; `off`: all in order.
     #[arg(long, env = "QUIPU_STRICT_ORDER", value_name = "ORDER")]
     strict_order: Option<String>,
 }
 
 impl FaultOptions {
-    /// Refuses a plan, log or rule that makes no sense, and empties the log of an earlier run.
+    /// Refuses an invalid plan, log or rule, and empties the log of an earlier run.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         self.check_strict()?;
         let failure = |why: String, remedy: &str| {

@@ -19,16 +19,17 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// Share the adapter with other programs of this user, which need no right: their link is `share:NAME`.
+    /// Share the adapter with other programs of this user. They need no privilege. Their link is
+    /// `share:NAME`.
     #[arg(long, value_name = "NAME")]
     share: Option<String>,
-    /// Share it also with programs of another user, by name or number. May be given several times.
+    /// Also share it with programs of this user (name or number). May be given several times.
     ///
-    /// Where root shares it, their link is `share:NAME`, too; else they say whom they trust with what they
-    /// send: `share:NAME,user=USER`.
+    /// If root shares the adapter, their link is `share:NAME`, too. Otherwise it is `share:NAME,user=USER`,
+    /// with the sharing user, who can read what they send.
     #[arg(long, value_name = "USER", requires = "share")]
     user: Vec<String>,
-    /// Share it also with programs of whoever is in a group, by name or number. May be given several times.
+    /// Also share it with programs of the members of this group (name or number). May be given several times.
     #[arg(long, value_name = "GROUP", requires = "share")]
     group: Vec<String>,
 }
@@ -36,22 +37,22 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   sudo quipu nic --link tap:qp0 --address 10.9.0.2/24
-      an adapter behind the TAP device qp0; its other end is the kernel's:
+      an adapter at one end of the TAP device qp0; the other end is the kernel's:
       sudo ip address add 10.9.0.1/24 dev qp0
       sudo ip link set qp0 up && ping 10.9.0.2
   sudo quipu nic --link packet:eth1 --address fd09::2/64
-      an adapter beside the kernel on a network interface
+      an adapter on a network interface that the kernel uses, too
   quipu nic --link udp:127.0.0.1:4000
-      without any right: IPv6 in UDP to others of its kind
+      without privilege: IPv6 in UDP to other Quipus
   quipu nic --share lab --link tap:qp0 --address 10.9.0.2/24
-      one adapter for many programs, which need no right: quipu qpip serve --link share:lab
+      one adapter for many unprivileged programs: quipu qpip serve --link share:lab
   sudo quipu nic --share lab --user alice --group students --link xdp:eth1 --address 10.9.0.2/24
       the same for programs of other users
   sudo quipu nic --link tap:qp0 --address 10.9.0.2/24 --pcap qp0.pcapng
-      with what passes its link in a file, for Wireshark; also while it runs
+      captures the packets of the link; Wireshark can read the file while it runs
 
-The adapter answers neighbours and echoes; `quipu top` shows what it does. Ctrl-C ends it, and it
-says what frames there were, and why some were dropped.";
+The adapter answers neighbour requests and pings; `quipu top` shows its counters. When Ctrl-C ends
+it, it prints how many frames passed, and why some were dropped.";
 
 /// Brings it up, and waits for the end.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {

@@ -12,7 +12,7 @@ use crate::cmd::failure::Failure;
 /// Which parts.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What `quipu machine run --shard N/OF --json` has printed, in any order.
+    /// Outputs of `quipu machine run --shard N/OF --json`, in any order.
     #[arg(required = true)]
     parts: Vec<PathBuf>,
     #[command(flatten)]

@@ -34,10 +34,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PACKET", conflicts_with_all = ["json", "svg", "shard"],
           value_parser = clap::value_parser!(u64).range(1..))]
     trace: Option<u64>,
-    /// Run each plan twice, and fail if the two differ in anything.
+    /// Run each plan twice, and fail if the results differ.
     #[arg(long)]
     twice: bool,
-    /// Threads; as many as there are processors by default.
+    /// Number of threads. Default: the number of processors.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     #[command(flatten)]

@@ -22,17 +22,17 @@ use crate::cmd::failure::Failure;
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// The addresses of the pages: http://HOST[:PORT][/PATH].
+    /// URLs of the pages: http://HOST[:PORT][/PATH].
     #[arg(value_name = "URL", value_parser = url, required = true)]
     urls: Vec<Url>,
-    /// The file that they go to, one behind the other, instead of standard output.
+    /// Write all pages into this file, one after the other, instead of to standard output.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  python3 -m http.server --bind 10.9.0.1 8000            any server, behind the kernel's end of qp0
+  python3 -m http.server --bind 10.9.0.1 8000            any server, at the kernel's end of qp0
   sudo quipu qpip get --link tap:qp0 --address 10.9.0.2/24 http://10.9.0.1:8000/";
 
 /// Longest address of a page (RFC 9110 4.1 wants 8000 octets at least), and a request with all around it.

@@ -44,13 +44,13 @@ pub(crate) struct Options {
 
 #[derive(clap::Subcommand)]
 enum Tool {
-    /// Serve files or a page by HTTP from queue pairs: curl and browsers are the peers.
+    /// Serve files or a page by HTTP from queue pairs, for curl and browsers.
     Serve(serve::Options),
     /// Fetch pages by HTTP through a queue pair, from any server.
     Get(get::Options),
     /// Measure bulk transfer as iperf3 does, with iperf3 at the other end.
     Iperf3(iperf3::Options),
-    /// Standard input to a peer, and what it sends to standard output, in the manner of netcat.
+    /// Send standard input to a peer, and write what it sends to standard output, like netcat.
     Nc(nc::Options),
     /// Measure bulk transfer between queue pairs, or between a queue pair and a socket.
     Ttcp(ttcp::Options),
@@ -59,8 +59,8 @@ enum Tool {
 }
 
 const SIGNALS: &str = "\
-Exit codes: 0 done, 1 failed. Ctrl-C and SIGTERM are the end of servers, which have no other: 0. A
-tool that one of them ends before it is done has 130 or 143.";
+Exit codes: 0 done, 1 failed. Ctrl-C and SIGTERM end a server with 0. A tool that they end early
+exits with 130 or 143.";
 
 /// Runs it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -106,20 +106,20 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// Where the adapter is.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct LinkOptions {
-    /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`;
-    /// or `share:NAME`, the adapter of a `quipu nic --share NAME` that this user runs, or else root, and
-    /// `share:NAME,user=USER`, of one that another user runs.
+    /// Packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`.
+    /// `share:NAME` is the adapter of a `quipu nic --share NAME` of this user or, if there is none, of root;
+    /// `share:NAME,user=USER` is that of another user.
     #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK",
           value_parser = trimmed::<LinkSpec>)]
     link: Option<LinkSpec>,
-    /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: no
-    /// other station on the link may have it, nor the kernel. May be given several times.
+    /// Address of the adapter with its prefix length, such as 10.9.0.2/24. Neither the kernel nor another
+    /// station on the link may have it. May be given several times.
     ///
-    /// Without any the adapter has what the link gives it: on Ethernet a link-local IPv6 address.
+    /// Default: the address that the link provides; on Ethernet, a link-local IPv6 address.
     #[arg(long, short, env = "QUIPU_QPIP_ADDRESS", value_name = "ADDRESS/LEN",
           value_delimiter = ',', value_parser = address)]
     address: Vec<(IpAddr, u8)>,
-    /// Who forwards to hosts that are not neighbours. May be given several times.
+    /// Router to hosts on other networks. May be given several times.
     #[arg(long, short, env = "QUIPU_QPIP_GATEWAY", value_name = "ADDRESS", value_delimiter = ',',
           value_parser = peer_address)]
     gateway: Vec<IpAddr>,
@@ -263,13 +263,13 @@ pub(crate) fn failed(error: Error) -> Failure {
     Failure::new("the adapter", error, "")
 }
 
-/// Whether peers are told by messages or take a stream.
+/// Whether the connection keeps message boundaries or is a byte stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum ModeOption {
-    /// A send is found whole in one receive by the other queue pair.
+    /// The other queue pair receives each send whole, in one receive.
     #[default]
     Message,
-    /// Boundaries mean nothing, as for sockets.
+    /// A byte stream without message boundaries, as for sockets.
     Stream,
 }
 
@@ -283,8 +283,8 @@ impl ModeOption {
     }
 }
 
-/// Connects. As long as nobody says otherwise the peer may be there, and TCP goes on trying for minutes (RFC
-/// 9293, MUST-23): whoever waits for it is told so.
+/// Connects. Without any reply, TCP retries for minutes (RFC 9293, MUST-23): then this says on standard
+/// error that it waits.
 fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<(), Failure> {
     let (waiting, end) = channel::<()>();
     let outcome = thread::scope(|scope| {

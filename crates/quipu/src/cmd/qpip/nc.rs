@@ -20,17 +20,17 @@ use crate::cmd::failure::Failure;
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// The server's address.
+    /// Address of the server.
     #[arg(value_name = "SERVER", required_unless_present = "listen", requires = "port",
           value_parser = super::peer_address)]
     server: Option<IpAddr>,
-    /// Its TCP port.
+    /// TCP port of the server.
     #[arg(value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Wait for one client at this TCP port instead (0: one that is free).
+    /// Wait for one client on this TCP port instead (0: any free port).
     #[arg(long, short, value_name = "PORT", conflicts_with = "server")]
     listen: Option<u16>,
-    /// Send nothing, and end when the peer has: for peers that end at once when they are told the end.
+    /// Send nothing, and end when the peer ends: for peers that exit when their input ends.
     #[arg(long, short = 'd')]
     no_input: bool,
 }
@@ -38,12 +38,12 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   sudo quipu qpip nc -L tap:qp0 -a 10.9.0.2/24 -l 5003 > copy     waits for one client
-  nc -N 10.9.0.2 5003 < file                                      which may be any
+  nc -N 10.9.0.2 5003 < file                                      any client
   nc -l 10.9.0.1 5003 > copy                                      any server
   sudo quipu qpip nc -L tap:qp0 -a 10.9.0.2/24 10.9.0.1 5003 < file
 
-The end of the input ends the stream in that direction only: what the peer sends after it still
-comes. It is over when both have ended.";
+The end of the input closes the stream in that direction only; data from the peer still arrives. The
+command ends when both directions have ended.";
 
 /// Requests that are posted at once in each direction, and their length. The receives come first.
 const RECEIVES: u64 = 32;
