@@ -73,9 +73,9 @@ impl PcapOptions {
         if !is_bounded || by_variable || self.is_wanted() {
             return Ok(());
         }
-        let why = "nothing says where packets are captured";
+        let why = "there is no capture file";
         let remedy = "give --pcap a file, or set QUIPU_PCAP";
-        Err(Failure::new("cannot bound a capture", why, remedy).with_code(2))
+        Err(Failure::new("cannot limit a capture", why, remedy).with_code(2))
     }
 }
 
@@ -129,7 +129,7 @@ fn begin(path: &Path) -> io::Result<()> {
         // A folder, a terminal, or a pipe, whose reader would take this for the end.
         Ok(data) if !data.is_file() => return Ok(()),
         Ok(data) if data.mode() & 0o111 != 0 && data.len() > 0 && !is_ours(path) => {
-            return Err(io::Error::other("it is a program, or may be one"));
+            return Err(io::Error::other("it is executable, so it may be a program"));
         }
         _ => {}
     }

@@ -117,10 +117,10 @@ fn print(findings: &[Finding]) -> io::Result<()> {
     let fails = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
     let warns = findings.iter().filter(|finding| finding.verdict == Verdict::Warn).count();
     match (fails, warns) {
-        (0, 0) => writeln!(out, "\nEverything is as it should be."),
-        (0, 1) => writeln!(out, "\nPrograms run; one thing could be better."),
-        (0, _) => writeln!(out, "\nPrograms run; {warns} things could be better."),
-        _ => writeln!(out, "\nSomething has to be changed before programs run; see FAIL above."),
+        (0, 0) => writeln!(out, "\nEverything works."),
+        (0, 1) => writeln!(out, "\nPrograms run; see the one warning above."),
+        (0, _) => writeln!(out, "\nPrograms run; see the {warns} warnings above."),
+        _ => writeln!(out, "\nPrograms do not run yet; see FAIL above."),
     }
 }
 

@@ -65,12 +65,13 @@ impl FaultOptions {
         };
         let Some(path) = self.plan.as_deref() else {
             if let Some(log) = self.fault_replay.as_deref() {
-                let why = format!("{} is to be repeated, and there is no plan", log.display());
-                return Err(failure(why, "give --fault the plan that the log was written with"));
+                let why = format!("there is no plan for the log {} that is to be repeated", log.display());
+                return Err(failure(why, "give --fault the plan of that log"));
             }
             let Some(log) = self.fault_log.as_deref() else { return Ok(()) };
-            let why = format!("{} is to tell of them, and there is no plan", log.display());
-            return Err(failure(why, "give --fault a plan; docs/faults.md says how to write one"));
+            let why = format!("there is no plan, so nothing can be logged to {}", log.display());
+            return Err(failure(why, "give --fault a plan; docs/faults.md explains how to write \
+                one"));
         };
         let kept = self.fault_replay.as_deref();
         check_plan(path, kept).map_err(|flaw| match flaw {
@@ -86,15 +87,15 @@ impl FaultOptions {
     /// The same of what concerns the strict mode.
     fn check_strict(&self) -> Result<(), Failure> {
         if let Some(Err(why)) = self.strict_ignore.as_ref().map(|rules| rules.parse::<Ignored>()) {
-            let remedy = "docs/strict.md has the kinds of reports";
-            return Err(Failure::new("cannot ignore such reports", why, remedy).with_code(125));
+            let remedy = "docs/strict.md lists the kinds of reports";
+            return Err(Failure::new("wrong value of --strict-ignore", why, remedy).with_code(125));
         }
         let order = |name: &str| {
             self.strict_order.as_ref().filter(|_| name == "QUIPU_STRICT_ORDER").map(Into::into)
         };
         if let Err(error) = Config::from_lookup(order) {
-            let remedy = format!("it can be {}", error.expected);
-            let what = "cannot place writes in such an order";
+            let remedy = format!("use {}", error.expected);
+            let what = "wrong value of --strict-order";
             return Err(Failure::new(what, error.value, remedy).with_code(125));
         }
         let log = self.strict_log.as_deref();
@@ -178,7 +179,7 @@ fn begin(path: &Path, anew: bool) -> io::Result<()> {
     let mut start = Vec::new();
     (&file).take(LOG_START.len() as u64).read_to_end(&mut start)?;
     if !start.is_empty() && start != LOG_START {
-        return Err(io::Error::other("it is no log of faults"));
+        return Err(io::Error::other("it exists and is no log of faults"));
     }
     file.set_len(0)
 }
@@ -268,7 +269,7 @@ mod tests {
         for words in ["exec cargo test\n", "x", "{\"plans\":"] {
             fs::write(&notes, words).unwrap();
             let error = check(&notes).unwrap_err().to_string();
-            assert!(error.contains("it is no log of faults") && error.contains("--fault-log"));
+            assert!(error.contains("it exists and is no log of faults") && error.contains("--fault-log"));
             assert_eq!(fs::read_to_string(&notes).unwrap(), words);
         }
         // What the engine writes.

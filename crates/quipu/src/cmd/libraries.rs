@@ -67,7 +67,8 @@ impl Libraries {
             let what = format!("cannot use the libraries in {}", folder.display());
             let why = format!("the system's loader does not accept '{bad}' in that path");
             return Err(
-                Failure::new(what, why, "move them to a folder with a plainer name").with_code(125)
+                Failure::new(what, why, "move them to a folder without this character in its \
+                    path").with_code(125)
             );
         }
         Ok(Self { folder })

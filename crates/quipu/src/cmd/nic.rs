@@ -64,10 +64,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let share = |name: &String| adapter.share_with(name, &guests).map_err(not_shared);
     let shared = options.share.as_ref().map(share).transpose()?;
     if let Some(name) = &options.share {
-        println!("programs attach to it by the link share:{name}");
+        println!("programs attach with the link share:{name}");
     }
     if let Some(link) = shared.as_ref().and_then(Sharer::guest_link) {
-        println!("those of {} by the link {link}", invited(options));
+        println!("programs of {} attach with the link {link}", invited(options));
     }
     println!("Ctrl-C ends it.");
     let end = loop {
@@ -97,9 +97,11 @@ fn guests(options: &Options) -> Result<Guests, Failure> {
     let all = users.and_then(|()| options.group.iter().try_for_each(|it| guests.add_group(it)));
     all.map_err(|error| {
         let remedy = match &error {
-            AccountError::Unknown(Account::User, _) => "name one of `getent passwd`, or a number",
-            AccountError::Unknown(Account::Group, _) => "name one of `getent group`, or a number",
-            AccountError::Nobodys(..) => "share the adapter from outside of this user namespace",
+            AccountError::Unknown(Account::User, _) => "`getent passwd` lists the users; a \
+                number also works",
+            AccountError::Unknown(Account::Group, _) => "`getent group` lists the groups; a \
+                number also works",
+            AccountError::Nobodys(..) => "share the adapter from outside this user namespace",
             AccountError::System(..) => "give the number",
         };
         Failure::new("cannot share the adapter", error, remedy)
@@ -116,8 +118,8 @@ fn invited(options: &Options) -> String {
 
 fn not_shared(error: ShareError) -> Failure {
     let remedy = match &error {
-        ShareError::Name(_) => "name it with --share",
-        ShareError::Folder(_) => "remove that folder, or have it be this user's, with that mode",
+        ShareError::Name(_) => "give another name with --share",
+        ShareError::Folder(_) => "remove that folder, or give it to this user with that mode",
         // These say it themselves.
         _ => "",
     };

@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             if let Some(extra) = options.papers.first() {
                 let why = format!("\"{extra}\" follows the paper {name}");
                 let remedy = "Give one paper, or `quipu paper check PAPER...`.";
-                return Err(Failure::new("the arguments make no sense", why, remedy));
+                return Err(Failure::new("wrong arguments", why, remedy));
             }
             let (paper, result) = one(name, options)?;
             deliver(&[(paper, result)], options)

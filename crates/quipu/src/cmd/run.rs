@@ -180,11 +180,11 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, Failure> {
             let remedy = match super::doctor::package_of(&shown) {
                 Some(package) => format!("install it: apt-get install {package}"),
                 None if shown.starts_with('-') => {
-                    "if it was meant as an option: `quipu run --help` lists them".into()
+                    "if you meant an option: `quipu run --help` lists them".into()
                 }
                 None => "install it, or give its path".into(),
             };
-            missing("there is no such program in the folders of PATH", remedy)
+            missing("no folder of PATH contains it", remedy)
         }
     }
 }
@@ -199,24 +199,24 @@ fn check(file: &Path) -> Result<(), Failure> {
     let file = elf::interpreted(file).unwrap_or_else(|| file.to_owned());
     if let Some((what, remedy)) = Rights::of(&file).and_then(|rights| rights.gained()) {
         let why = format!(
-            "it runs with more rights than its user ({what}), and the system's loader ignores \
-             LD_PRELOAD then"
+            "it runs with more privileges than its user ({what}), and then the system's loader \
+             ignores LD_PRELOAD"
         );
         return refuse(&why, remedy);
     }
     match elf::inspect(&file) {
         Kind::Dynamic | Kind::Unknown => Ok(()),
         Kind::Static => refuse(
-            "it is statically linked, so no library can be put in front of its own",
-            "use a build of it that is linked dynamically with libibverbs",
+            "it is statically linked, so its libraries cannot be replaced",
+            "use a build that links libibverbs dynamically",
         ),
         Kind::OtherLoader(loader) => refuse(
-            &format!("it uses the loader {loader}, and Quipu's libraries need that of glibc"),
-            "use a build of it for glibc",
+            &format!("it uses the loader {loader}, and Quipu's libraries need glibc's loader"),
+            "use a build for glibc",
         ),
         Kind::OtherMachine => refuse(
-            "it is built for another kind of processor than Quipu's libraries",
-            "use a build of it, or of Quipu, for the same kind",
+            "it and Quipu's libraries are built for different processors",
+            "use a build of it, or of Quipu, for the other processor",
         ),
     }
 }
@@ -257,10 +257,10 @@ impl Rights {
             None
         } else if (user || group) && !self.no_new_privileges {
             let remedy =
-                "run it as the user or group it belongs to, or use a copy without that bit";
+                "run it as its owner or group, or use a copy without that bit";
             Some(("set-user-ID or set-group-ID", remedy))
         } else if self.capabilities && self.own.0 != 0 {
-            Some(("capabilities of its file", "use a copy of it, which has none"))
+            Some(("file capabilities", "use a copy of the file, which has no capabilities"))
         } else {
             None
         }

@@ -177,7 +177,7 @@ fn many(options: &Options, begun: Instant) -> Result<Sum, Failure> {
 
 fn duration(minutes: f64) -> Result<Duration, Failure> {
     Duration::try_from_secs_f64(minutes * 60.0).map_err(|error| {
-        Failure::new(format!("--minutes {minutes} makes no sense"), error, "give a number above 0")
+        Failure::new(format!("wrong value --minutes {minutes}"), error, "give a number above 0")
     })
 }
 

@@ -109,7 +109,7 @@ fn show() -> Result<ExitCode, Failure> {
     }
     processes.sort_by_key(|(process, _)| *process);
     if processes.iter().all(|(_, rows)| rows.is_empty()) {
-        println!("no connection of this user's programs has been asked for yet");
+        println!("none of your programs has opened a connection yet");
         return Ok(ExitCode::SUCCESS);
     }
     for (process, rows) in &processes {

@@ -82,7 +82,7 @@ fn users_who_are_named_share_roots_adapter_and_no_memory_with_each_other() {
     let (guest, group) = (GUEST.to_string(), GROUP.to_string());
     let more = ["--user", &guest, "--user", "root", "--group", &group];
     let (mut nic, link, address) = shared_by(&mut Command::new(QUIPU), &more);
-    assert!(nic.until("those of").contains(&format!("group {group} by the link {link}")));
+    assert!(nic.until("programs of").contains(&format!("group {group} attach with the link {link}")));
     let to = SocketAddr::new(address, 87);
     let one = serve(GUEST, &link, "87", "from a guest");
     let two = serve(GUEST, &link, "88", "from another program of the guest");
@@ -180,7 +180,7 @@ fn who_trusts_a_user_says_so() {
     let (guest, owner) = (GUEST.to_string(), owner());
     let (mut nic, link, address) = shared_by(&mut quipu_as(owner, owner), &["--user", &guest]);
     let named = format!("{link},user={owner}");
-    assert!(nic.until("those of").trim_end().ends_with(&named));
+    assert!(nic.until("programs of").trim_end().ends_with(&named));
     let to = SocketAddr::new(address, 89);
     let _server = serve(owner, &link, "89", "from the owner");
     let text = Ok("from the owner".to_owned());

@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 fn read(source: &Source, point: &[Setting]) -> Result<Plan, Failure> {
     Plan::parse_with(&source.text, point).map_err(|error| {
         let remedy = "correct it; quipu machine show prints a plan with all its keys";
-        Failure::new(format!("{} is no plan that can be run", source.name), error, remedy)
+        Failure::new(format!("{} is not a plan that can run", source.name), error, remedy)
     })
 }
 
@@ -99,7 +99,7 @@ fn stopped(name: &str, error: &RunError) -> Failure {
 fn trace(source: &Source, jobs: &[Job], packet: u64) -> Result<ExitCode, Failure> {
     let [job] = jobs else {
         let why = format!("there are {} runs", jobs.len());
-        return Err(Failure::new("a packet is of one run", why, "give --set one value each"));
+        return Err(Failure::new("--trace shows a packet of one run", why, "give --set one value each"));
     };
     let options = RunOptions { trace: packet, progress: None };
     let (_, stages) =

@@ -67,8 +67,8 @@ fn talk(options: &Options, adapter: &Adapter) -> Result<ExitCode, Failure> {
         (_, _, listen) => {
             let port = listen.unwrap_or(0);
             let listener = adapter.listen(port, &settings, 1).map_err(|error| {
-                let what = format!("cannot listen at port {port}");
-                Failure::new(what, error, "choose another with --listen")
+                let what = format!("cannot listen on port {port}");
+                Failure::new(what, error, "choose another port with --listen")
             })?;
             listener.offer(&end.qp).map_err(failed)?;
             for address in adapter.info().map_err(failed)?.addresses {
@@ -232,7 +232,8 @@ impl End {
 fn ended(change: TcpChange) -> Result<(), Failure> {
     match change {
         TcpChange::Failed(failure) => {
-            Err(Failure::new("the connection", Error::Tcp(failure), "is the peer still there?"))
+            Err(Failure::new("the connection", Error::Tcp(failure), "check whether the peer \
+                still runs"))
         }
         TcpChange::Aborted => Err(Failure::new("the connection", "ended by a signal", "")),
         _ => Ok(()),

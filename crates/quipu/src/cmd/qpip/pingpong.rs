@@ -73,7 +73,7 @@ server could have sent them and would answer in turn. Ctrl-C ends it.";
 const PLACES: usize = 4;
 const LEN: usize = 16 << 10;
 /// What to look at when it does not answer.
-const STILL_THERE: &str = "is the server still there?";
+const STILL_THERE: &str = "check whether the server still runs";
 /// How long a datagram is waited for before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -244,7 +244,7 @@ impl<'a> End<'a> {
             took = begun.elapsed().as_nanos() as u64;
             good(&done)?;
             if done.byte_len == 0 {
-                return Err(Failure::new("the round trips", "the server has closed", STILL_THERE));
+                return Err(Failure::new("the round trips", "the server closed the connection", STILL_THERE));
             }
             got += done.byte_len;
             qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(over)?;
@@ -366,7 +366,7 @@ fn socket_tcp(options: &Options, to: SocketAddr) -> Result<Vec<u64>, Failure> {
             match stream.read(&mut buffer[got..]) {
                 Err(error) if nothing_yet(&error) => {}
                 Ok(0) => {
-                    return Err(no_server(to, &"the server has closed the connection"));
+                    return Err(no_server(to, &"the server closed the connection the connection"));
                 }
                 read => got += read.map_err(socket_failed)?,
             }

@@ -188,8 +188,8 @@ struct Server {
 /// The page without a folder.
 fn greeting(adapter: &Adapter) -> Result<String, Failure> {
     Ok(format!(
-        "<!DOCTYPE html>\n<title>Quipu</title>\n<h1>A page from a queue pair</h1>\n<p>Its octets went from \
-         registered memory into the segments of a TCP that is the adapter's own: {}.\n",
+        "<!DOCTYPE html>\n<title>Quipu</title>\n<h1>A page from a queue pair</h1>\n<p>Its bytes \
+         went from registered memory into segments of the adapter's own TCP: {}.\n",
         super::http::escape(&describe(adapter)?)
     ))
 }
@@ -210,8 +210,8 @@ impl Server {
         let entries = options.connections * (RECEIVES + SENDS) as u32 + 1;
         let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
         let listener = adapter.listen(options.port, &settings, 128).map_err(|error| {
-            let what = format!("cannot listen at port {}", options.port);
-            Failure::new(what, error, "choose another with --port")
+            let what = format!("cannot listen on port {}", options.port);
+            Failure::new(what, error, "choose another port with --port")
         })?;
         let too_many = |error| {
             let what = format!("cannot wait for {} connections", options.connections);
@@ -384,7 +384,7 @@ impl Server {
             if let Some(log) = &mut self.log
                 && let Err(error) = connection.tell(log, request, &response)
             {
-                eprintln!("quipu: requests are told of no more: {error}");
+                eprintln!("quipu: requests are no longer printed: {error}");
                 self.log = None;
             }
             response

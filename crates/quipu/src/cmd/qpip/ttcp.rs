@@ -214,9 +214,9 @@ impl<'a> End<'a> {
         let remedy = match self.options.mode {
             // A message that does not fit is answered by a reset.
             ModeOption::Message => {
-                "do both ends have the same --mode and --length? Sockets need --mode stream"
+                "give both ends the same --mode and --length; sockets need --mode stream"
             }
-            ModeOption::Stream => "is the other end still there?",
+            ModeOption::Stream => "check whether the other end still runs",
         };
         broken(&self.qp, error, remedy)
     }
@@ -302,8 +302,8 @@ impl<'a> End<'a> {
 /// Says where senders are to connect to, beside the result if that is for programs.
 fn waiting(options: &Options, port: u16) {
     match options.json {
-        true => eprintln!("waiting at port {port}"),
-        false => println!("waiting at port {port}"),
+        true => eprintln!("waiting on port {port}"),
+        false => println!("waiting on port {port}"),
     }
 }
 
@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn a_reset_is_told_as_one() {
         let (here, there) = (adapter(), adapter());
-        for (mode, remedy) in [("stream", "still there"), ("message", "--mode stream")] {
+        for (mode, remedy) in [("stream", "still runs"), ("message", "--mode stream")] {
             let words = ["--mode", mode, "-l", "1000", "-n", "100"];
             let receiver = line(&[&words[..], &["-r"]].concat()).unwrap();
             let sender = line(&[&words[..], &["-t", "::1"]].concat()).unwrap();

@@ -84,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if let Some(path) = &options.plot {
         std::fs::write(path, plot(options, &cells)).map_err(|error| {
             let what = format!("cannot write {}", path.display());
-            Failure::new(what, error, "name a file in a folder that you may write to")
+            Failure::new(what, error, "give a file in a folder that you may write to")
         })?;
     }
     if options.json {
@@ -102,11 +102,11 @@ fn paths(options: &Options) -> Result<Vec<Path>, Failure> {
     let mut paths = Vec::new();
     for &percent in &options.loss {
         if !(0.0..=50.0).contains(&percent) {
-            return Err(senseless(format!("--loss {percent} makes no sense"), "give 0 to 50"));
+            return Err(senseless(format!("wrong value --loss {percent}"), "give 0 to 50"));
         }
         for &ms in &options.rtt {
             if !(0.01..=10_000.0).contains(&ms) {
-                return Err(senseless(format!("--rtt {ms} makes no sense"), "give 0.01 to 10000"));
+                return Err(senseless(format!("wrong value --rtt {ms}"), "give 0.01 to 10000"));
             }
             paths.extend(options.window.iter().map(|&kib| Path {
                 loss_ppm: (percent * 1e4).round() as u32,
@@ -143,8 +143,8 @@ fn measure(options: &Options, paths: Vec<Path>) -> Result<Vec<Cell>, Failure> {
     bar.finish_and_clear();
     let rates = done.into_inner().expect("no thread panics with it");
     let rates: Vec<u64> = rates.into_iter().collect::<Result<_, _>>().map_err(|what| {
-        let advice = "this is a defect: report it with the options";
-        Failure::new("a run has broken a rule", what, advice)
+        let advice = "this is a bug of Quipu: report it with the options";
+        Failure::new("a run broke a rule", what, advice)
     })?;
     let cells = paths.into_iter().zip(rates.chunks(seeds));
     Ok(cells.map(|(path, rates)| Cell { path, rates: rates.to_vec() }).collect())

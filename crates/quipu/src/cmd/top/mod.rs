@@ -84,7 +84,7 @@ fn once(interval: Duration) -> Model {
 /// Fills the terminal until the user has seen enough, or a signal ends it. The terminal is then as it was.
 fn watch(interval: Duration) -> io::Result<ExitCode> {
     if !io::stdout().is_terminal() {
-        return Err(io::Error::other("standard output is none"));
+        return Err(io::Error::other("standard output is not a terminal"));
     }
     let interrupts = Interrupts::block_with_hangup()?;
     let outcome = ratatui::try_init().and_then(|terminal| show(terminal, interval, &interrupts));

@@ -101,7 +101,7 @@ fn amount(text: &str, thousand: u64) -> Result<u64, String> {
     let number = number.parse::<u64>().ok();
     number
         .and_then(|number| number.checked_mul(thousand.pow(power)))
-        .ok_or_else(|| "give a number, with K, M or G behind it if you like".into())
+        .ok_or_else(|| "give a number, optionally followed by K, M or G".into())
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -147,8 +147,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let lengths = if options.udp { DATAGRAM } else { 1..=MAX_BLOCK };
     if options.length.is_some_and(|it| !lengths.contains(&it)) || options.bytes == Some(0) {
         let (least, most) = (lengths.start(), lengths.end());
-        let why = format!("a send has {least} to {most} bytes, and a test 1 byte at least");
-        return Err(Failure::new("cannot make the test", why, "change --length or --bytes"));
+        let why = format!("a send has {least} to {most} bytes, and a test at least 1 byte");
+        return Err(Failure::new("cannot run the test", why, "change --length or --bytes"));
     }
     let lasts = options.client.is_none() && !options.one_off;
     let signal = if lasts { Signal::Ends } else { Signal::Cuts };
@@ -175,7 +175,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let port = network.listen(options.port)?;
     if !options.json {
         println!("{}", describe(&adapter)?);
-        println!("waiting at port {port}; Ctrl-C ends it");
+        println!("waiting on port {port}; Ctrl-C ends it");
     }
     loop {
         let outcome = test::serve(&mut network, &mut report, interval);
