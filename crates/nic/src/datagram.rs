@@ -116,7 +116,7 @@ pub(crate) fn resolve<P>(
 ) -> Result<Destination, Fault> {
     let ah = hub.ahs.get(ah).ok_or(Fault::Invalid("there is no such address handle"))?;
     if ah.pd != qp.pd {
-        return Err(Fault::Invalid("the address handle is of another protection domain"));
+        return Err(Fault::Invalid("the address handle belongs to another protection domain"));
     }
     if qpn > datagram::MULTICAST_QPN {
         return Err(Fault::Invalid("queue pair numbers have 24 bits"));
@@ -139,7 +139,7 @@ impl<P: Probe> Adapter<P> {
         let av = self.hub.config.link_layer.resolve(own, av)?;
         let same_family = IpAddr::from(av.dgid).is_ipv4() == IpAddr::from(own).is_ipv4();
         if !same_family && multicast_group(own, av.dgid).is_none() {
-            return Err(Fault::Invalid("an address of the other family cannot be sent to"));
+            return Err(Fault::Invalid("cannot send to an address of the other family"));
         }
         let made = self.hub.ahs.insert(Ah { pd, av });
         let id = made.ok_or(Fault::Exhausted("address handles"))?;

@@ -67,7 +67,7 @@ impl<P: Probe> Adapter<P> {
     /// It is no multicast address.
     pub fn group_of(&self, mgid: Gid) -> Result<IpAddr, Fault> {
         multicast_group(self.hub.config.gid, mgid)
-            .ok_or(Fault::Invalid("the GID is no multicast address"))
+            .ok_or(Fault::Invalid("the GID is not a multicast address"))
     }
 
     /// Attaches a datagram queue pair to the group that a multicast GID stands for, which the world below has
@@ -149,7 +149,9 @@ impl<P: Probe> Adapter<P> {
     pub fn spare_own_multicast(&mut self, id: QpId) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         if qp.qp_type != QpType::Ud {
-            return Err(Fault::Unsupported("to be spared own messages, but for datagrams"));
+            return Err(Fault::Unsupported(
+                "blocking own multicast messages, except for datagrams",
+            ));
         }
         qp.is_spared_own = true;
         Ok(())

@@ -494,7 +494,8 @@ fn udp_link(staged: &Staged) -> Result<(), String> {
         command.args(&words[1..]).args(args);
         command
     };
-    let mut server = start(quipu(&["--link", "udp:127.0.0.1:4790", "--wait"]), "returning everything")?;
+    let mut server =
+        start(quipu(&["--link", "udp:127.0.0.1:4790", "--wait"]), "returning everything")?;
     let said = server.said();
     // LINK: ADDRESS, MTU ...
     let address = said.split_once(": ").and_then(|(_, rest)| rest.split_once(','));

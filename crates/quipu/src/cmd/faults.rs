@@ -65,13 +65,19 @@ impl FaultOptions {
         };
         let Some(path) = self.plan.as_deref() else {
             if let Some(log) = self.fault_replay.as_deref() {
-                let why = format!("there is no plan for the log {} that is to be repeated", log.display());
+                let why = format!(
+                    "there is no plan for the log {} that is to be repeated",
+                    log.display()
+                );
                 return Err(failure(why, "give --fault the plan of that log"));
             }
             let Some(log) = self.fault_log.as_deref() else { return Ok(()) };
             let why = format!("there is no plan, so nothing can be logged to {}", log.display());
-            return Err(failure(why, "give --fault a plan; docs/faults.md explains how to write \
-                one"));
+            return Err(failure(
+                why,
+                "give --fault a plan; docs/faults.md explains how to write \
+                one",
+            ));
         };
         let kept = self.fault_replay.as_deref();
         check_plan(path, kept).map_err(|flaw| match flaw {
@@ -269,7 +275,10 @@ mod tests {
         for words in ["exec cargo test\n", "x", "{\"plans\":"] {
             fs::write(&notes, words).unwrap();
             let error = check(&notes).unwrap_err().to_string();
-            assert!(error.contains("it exists and is no log of faults") && error.contains("--fault-log"));
+            assert!(
+                error.contains("it exists and is no log of faults")
+                    && error.contains("--fault-log")
+            );
             assert_eq!(fs::read_to_string(&notes).unwrap(), words);
         }
         // What the engine writes.

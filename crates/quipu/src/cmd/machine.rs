@@ -99,7 +99,11 @@ impl Output {
         }
         if self.json {
             let text = serde_json::to_string_pretty(results).map_err(|error| {
-                Failure::new("the results cannot be written as JSON", error, "report this, with the plan")
+                Failure::new(
+                    "the results cannot be written as JSON",
+                    error,
+                    "report this, with the plan",
+                )
             })?;
             println!("{text}");
             return Ok(());

@@ -97,10 +97,14 @@ fn guests(options: &Options) -> Result<Guests, Failure> {
     let all = users.and_then(|()| options.group.iter().try_for_each(|it| guests.add_group(it)));
     all.map_err(|error| {
         let remedy = match &error {
-            AccountError::Unknown(Account::User, _) => "`getent passwd` lists the users; a \
-                number also works",
-            AccountError::Unknown(Account::Group, _) => "`getent group` lists the groups; a \
-                number also works",
+            AccountError::Unknown(Account::User, _) => {
+                "`getent passwd` lists the users; a \
+                number also works"
+            }
+            AccountError::Unknown(Account::Group, _) => {
+                "`getent group` lists the groups; a \
+                number also works"
+            }
             AccountError::Nobodys(..) => "share the adapter from outside this user namespace",
             AccountError::System(..) => "give the number",
         };

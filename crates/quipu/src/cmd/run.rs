@@ -256,8 +256,7 @@ impl Rights {
         if self.nosuid {
             None
         } else if (user || group) && !self.no_new_privileges {
-            let remedy =
-                "run it as its owner or group, or use a copy without that bit";
+            let remedy = "run it as its owner or group, or use a copy without that bit";
             Some(("set-user-ID or set-group-ID", remedy))
         } else if self.capabilities && self.own.0 != 0 {
             Some(("file capabilities", "use a copy of the file, which has no capabilities"))

@@ -99,7 +99,11 @@ fn stopped(name: &str, error: &RunError) -> Failure {
 fn trace(source: &Source, jobs: &[Job], packet: u64) -> Result<ExitCode, Failure> {
     let [job] = jobs else {
         let why = format!("there are {} runs", jobs.len());
-        return Err(Failure::new("--trace shows a packet of one run", why, "give --set one value each"));
+        return Err(Failure::new(
+            "--trace shows a packet of one run",
+            why,
+            "give --set one value each",
+        ));
     };
     let options = RunOptions { trace: packet, progress: None };
     let (_, stages) =

@@ -129,8 +129,7 @@ pub(crate) struct LinkOptions {
 
 fn address(text: &str) -> Result<(IpAddr, u8), String> {
     parse_address(text).ok_or_else(|| {
-        "give a host address with its prefix length, such as 10.9.0.2/24 or fd09::2/64"
-            .into()
+        "give a host address with its prefix length, such as 10.9.0.2/24 or fd09::2/64".into()
     })
 }
 

@@ -231,10 +231,12 @@ impl End {
 /// Whether an end is a good one.
 fn ended(change: TcpChange) -> Result<(), Failure> {
     match change {
-        TcpChange::Failed(failure) => {
-            Err(Failure::new("the connection", Error::Tcp(failure), "check whether the peer \
-                still runs"))
-        }
+        TcpChange::Failed(failure) => Err(Failure::new(
+            "the connection",
+            Error::Tcp(failure),
+            "check whether the peer \
+                still runs",
+        )),
         TcpChange::Aborted => Err(Failure::new("the connection", "ended by a signal", "")),
         _ => Ok(()),
     }

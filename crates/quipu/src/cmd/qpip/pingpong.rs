@@ -244,7 +244,11 @@ impl<'a> End<'a> {
             took = begun.elapsed().as_nanos() as u64;
             good(&done)?;
             if done.byte_len == 0 {
-                return Err(Failure::new("the round trips", "the server closed the connection", STILL_THERE));
+                return Err(Failure::new(
+                    "the round trips",
+                    "the server closed the connection",
+                    STILL_THERE,
+                ));
             }
             got += done.byte_len;
             qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(over)?;

@@ -201,7 +201,11 @@ impl Test<'_> {
             _ if state == wanted => Ok(()),
             State::AccessDenied => {
                 let remedy = "try again later";
-                Err(Failure::new("the server refuses", "the server is busy with another test", remedy))
+                Err(Failure::new(
+                    "the server refuses",
+                    "the server is busy with another test",
+                    remedy,
+                ))
             }
             State::ServerTerminate => Err(broken("the server ended the test")),
             State::ServerError => {
