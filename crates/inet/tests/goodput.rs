@@ -117,3 +117,38 @@ fn no_peer_without_sack_gets_most_of_it_twice() {
         assert!(rate > 1_100 && again < 30, "seed {seed}: {rate} KB/s, {again} %, {counters:?}");
     }
 }
+
+/// Nothing is lost, and a fifth of the packets comes late, by half a round trip or by many: KB/s, the least
+/// and the most of some runs, and how many of a thousand segments were sent again at most.
+fn very_late(way: u64, late: u64) -> (u64, u64, u64) {
+    let (mut rates, mut again) = (Vec::new(), 0);
+    for seed in [2, 5, 37, 47] {
+        let mut pair = Pair::new(Config::default(), seed);
+        // Room for what is late.
+        (pair.rate, pair.delay, pair.queue) = (RATE, way, 400);
+        pair.ends[1].room = Some(4_000_000);
+        pair.connect();
+        pair.faults = Faults { reorder: 200, late, jitter: MS / 10, ..Faults::default() };
+        let begun = pair.now;
+        pair.send(0, LEN);
+        assert!(pair.run_until(100 * SECOND, |pair| pair.ends[0].acked == LEN), "{way} {late}");
+        pair.check(1, LEN);
+        let counters = *pair.ends[0].connection().counters();
+        rates.push(LEN * MS / (pair.now - begun));
+        again = again.max(u64::from(counters.retransmitted) * 1_000 * 1_428 / LEN);
+    }
+    (*rates.iter().min().unwrap(), *rates.iter().max().unwrap(), again)
+}
+
+/// Packets that are late by more than a round trip are not all sent again: the reordering window becomes as
+/// wide as they are late. With SRTT as its bound a fifth of everything was sent twice, at a tenth of the rate.
+#[test]
+fn reordering_beyond_the_round_trip() {
+    let mut table = String::from("way us  late us              KB/s  again/1000");
+    for (way, late) in [(10_000, 10_000), (5_000, 10_000), (2_000, 10_000), (50, 10_000)] {
+        let (least, most, again) = very_late(way * 1_000, late * 1_000);
+        assert!(least > 4_000 && again < 80, "{way} {late}: {least} KB/s, {again} of 1000 again");
+        table += &format!("\n{way:6}  {late:7}  {least:6} to {most:6}  {again:10}");
+    }
+    insta::assert_snapshot!(table);
+}

@@ -250,7 +250,8 @@ fn a_port_that_nobody_listens_on_refuses_at_once() {
     assert_eq!(event.private_data.len(), 0);
 }
 
-/// perftest connects twice: its server closes the listener after the first connection, and opens the next one.
+/// perftest connects twice: its server closes the listener after the first connection, and opens the
+/// next one.
 #[test]
 fn a_port_that_has_accepted_a_connection_may_have_its_next_listener_soon() {
     let (mut world, _, stream) = asking();

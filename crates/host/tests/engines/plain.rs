@@ -289,8 +289,8 @@ fn a_peer_that_knows_revision_1_only_connects() {
     client.engine.cm_destroy_id(id).unwrap();
 }
 
-/// The bytes of Sends in a stream of FPDUs that is cut nowhere. Repetitions of the ready-to-receive message may
-/// be among them.
+/// The bytes of Sends in a stream of whole FPDUs. Repetitions of the ready-to-receive message may be among
+/// them.
 fn sent_bytes(stream: &[u8]) -> usize {
     const HEADER: usize = 18;
     let (mut at, mut total) = (0, 0);

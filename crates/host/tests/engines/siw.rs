@@ -1,5 +1,5 @@
-//! What Linux siw does as a peer, played over loopback: it reads late, does not ask for peer-to-peer mode, and
-//! leaves early.
+//! What Linux siw does as a peer, played over loopback: it reads late, does not ask for peer-to-peer mode,
+//! and leaves early.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,8 +13,8 @@ use quipu_nic::{SendOp, WcStatus};
 /// The request of a stock siw: revision 2, no CRC, no peer-to-peer mode.
 const REQUEST: &[u8] = b"MPA ID Req Frame\x10\x02\0\x04\0\x04\0\x04";
 
-/// siw sets the callback of its socket after it has sent the reply, and reads what arrives in between when the
-/// next segment arrives.
+/// siw sets the callback of its socket after it has sent the reply, and reads what arrives in between when
+/// the next segment arrives.
 #[test]
 fn a_client_repeats_its_ready_to_receive_message_to_a_silent_server() {
     let (_client, _, mut peer) = connected_to_a_peer();

@@ -169,6 +169,7 @@ impl Connection {
         if left < right && right <= nxt && left >= FIRST && (right <= ack.ack || within) {
             news.duplicate = true;
             self.rack.was_hasty(una, nxt);
+            self.rack.note_late(ack.now, left, right);
             if self.rack.probe_repeats && self.rack.probe_end == right {
                 // RFC 8985 7.4.2: the probe was not needed.
                 self.rack.probe_end = 0;

@@ -483,12 +483,14 @@ impl Connection {
     /// again soon should have it.
     pub fn release_memory(&mut self) {
         self.queue.trim();
+        self.rack.trim();
     }
 
     /// Octets of memory that it takes, itself included.
     pub fn memory(&self) -> usize {
         size_of::<Self>()
             + self.queue.memory()
+            + self.rack.memory()
             + self.receive.reassembly.as_ref().map_or(0, |kept| kept.memory())
             + self.recovery.as_ref().map_or(0, |_| size_of::<Recovery>())
             + self.search.as_ref().map_or(0, |_| size_of::<Search>())

@@ -1,10 +1,14 @@
 //! RACK: losses found by time (RFC 8985 6), and the tail loss probe's books (RFC 8985 7).
 
+use std::collections::VecDeque;
+
 use super::rtt::Rtt;
 use super::send::{Fate, SendQueue, Sent};
 
 /// RFC 8985 6.2: a widened reordering window lasts for so many recoveries.
 const PERSIST_RECOVERIES: u8 = 16;
+/// Segments sent again of which it is remembered when they were sent first.
+const MAX_RESENT: usize = 256;
 /// DupThresh (RFC 8985 6.2 step 4).
 const DUP_THRESH: u64 = 3;
 
@@ -17,7 +21,37 @@ pub(crate) struct Found {
     pub(crate) again_at: Option<u64>,
 }
 
+/// A segment that was sent again, and may have been late only.
+#[derive(Clone, Copy, Debug)]
+struct Resent {
+    start: u64,
+    end: u64,
+    /// When it was sent before.
+    at: u64,
+}
+
+/// How wide the reordering window is because segments were sent again for nothing.
 #[derive(Clone, Debug)]
+struct Late {
+    /// RACK.reo_wnd_mult, and how many recoveries it lasts.
+    multiplier: u16,
+    persist: u8,
+    /// RACK.dsack_round.
+    hasty_round: u64,
+    /// How much later than the latest one such a segment was delivered: what the window should be, even if
+    /// that is more than SRTT.
+    most: u64,
+    /// What was sent again last.
+    resent: VecDeque<Resent>,
+}
+
+impl Default for Late {
+    fn default() -> Self {
+        Self { multiplier: 1, persist: 0, hasty_round: 0, most: 0, resent: VecDeque::new() }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rack {
     /// RACK.xmit_ts and RACK.end_seq: the segment sent last of those delivered.
     latest: (u64, u64),
@@ -27,31 +61,12 @@ pub(crate) struct Rack {
     highest: u64,
     /// RACK.reordering_seen.
     reordered: bool,
-    /// RACK.reo_wnd_mult, and how many recoveries it lasts.
-    multiplier: u8,
-    persist: u8,
-    /// RACK.dsack_round.
-    hasty_round: u64,
+    /// Only a connection in trouble has it.
+    late: Option<Box<Late>>,
     /// TLP.end_seq: the probe's end, 0 while none is out.
     pub(crate) probe_end: u64,
     /// TLP.is_retrans.
     pub(crate) probe_repeats: bool,
-}
-
-impl Default for Rack {
-    fn default() -> Self {
-        Self {
-            latest: (0, 0),
-            rtt: 0,
-            highest: 0,
-            reordered: false,
-            multiplier: 1,
-            persist: 0,
-            hasty_round: 0,
-            probe_end: 0,
-            probe_repeats: false,
-        }
-    }
 }
 
 impl Rack {
@@ -67,7 +82,7 @@ impl Rack {
         let rtt = now.saturating_sub(sent.at);
         if sent.retransmitted && (echoes_older || rtt < min_rtt) {
             // Step 2: rather the original was delivered; that says nothing of the last transmission.
-            return;
+            return self.note_late(now, sent.start, sent.end());
         }
         if (sent.at, sent.end()) > self.latest {
             self.latest = (sent.at, sent.end());
@@ -78,28 +93,75 @@ impl Rack {
     /// The window was too narrow: a duplicate was reported (step 4), or a recovery was for nothing, which may
     /// be found out before the duplicate arrives, or without one. Counts once a round trip.
     pub(crate) fn was_hasty(&mut self, una: u64, nxt: u64) {
-        if una >= self.hasty_round {
-            self.hasty_round = nxt;
-            self.multiplier = self.multiplier.saturating_add(1);
-            self.persist = PERSIST_RECOVERIES;
+        let late = self.late.get_or_insert_default();
+        if una >= late.hasty_round {
+            late.hasty_round = nxt;
+            // Steps of a quarter of the least round trip are small where that is much less than the window.
+            let step = 1 + late.multiplier / 8;
+            late.multiplier = late.multiplier.saturating_add(step);
+            late.persist = PERSIST_RECOVERIES;
         }
+    }
+
+    /// `sent`, as it was until now, goes out again.
+    pub(crate) fn note_resent(&mut self, sent: &Sent) {
+        let resent = &mut self.late.get_or_insert_default().resent;
+        if resent.len() == MAX_RESENT {
+            resent.pop_front();
+        }
+        resent.push_back(Resent { start: sent.start, end: sent.end(), at: sent.at });
+    }
+
+    /// The receiver has `left..right` twice, and says so now; or it had it before it came again. What of it
+    /// was sent again was late and not lost.
+    pub(crate) fn note_late(&mut self, now: u64, left: u64, right: u64) {
+        let (rtt, Some(late)) = (self.rtt, &mut self.late) else { return };
+        let Late { most, resent, .. } = &mut **late;
+        resent.retain(|resent| {
+            let named = left <= resent.start && resent.end <= right;
+            if named {
+                *most = (*most).max(now.saturating_sub(resent.at + rtt));
+            }
+            !named
+        });
+    }
+
+    /// Gives memory back.
+    pub(crate) fn trim(&mut self) {
+        match &mut self.late {
+            Some(late) if late.persist > 0 => late.resent = VecDeque::new(),
+            late => *late = None,
+        }
+    }
+
+    /// Octets of memory behind it.
+    pub(crate) fn memory(&self) -> usize {
+        let of = |late: &Late| size_of::<Late>() + late.resent.capacity() * size_of::<Resent>();
+        self.late.as_deref().map_or(0, of)
     }
 
     /// A recovery has ended.
     pub(crate) fn recovered(&mut self) {
-        self.persist = self.persist.saturating_sub(1);
-        if self.persist == 0 {
-            self.multiplier = 1;
+        let Some(late) = &mut self.late else { return };
+        late.persist = late.persist.saturating_sub(1);
+        if late.persist == 0 {
+            (late.multiplier, late.most) = (1, 0);
         }
     }
 
-    /// Step 4.
+    /// Step 4. RFC 8985 recommends SRTT as the bound. Where packets are overtaken for longer, each of them
+    /// would then be sent again for ever. If that is not wide enough, it becomes as wide as duplicates were
+    /// late (`specs/deviations.md`).
     fn window(&self, rtt: &Rtt, recovering: bool, sacked: u64, mss: u64) -> u64 {
         if !self.reordered && (recovering || sacked >= DUP_THRESH * mss) {
             return 0;
         }
         let quarter = rtt.min().unwrap_or(0) / 4;
-        (quarter * u64::from(self.multiplier)).min(rtt.smoothed().unwrap_or(0))
+        let (multiplier, most) =
+            self.late.as_ref().map_or((1, 0), |late| (late.multiplier, late.most));
+        let widened = quarter * u64::from(multiplier);
+        let smoothed = rtt.smoothed().unwrap_or(0);
+        if widened < smoothed { widened } else { smoothed.max(most.min(rtt.base_rto() / 2)) }
     }
 
     /// Step 5: marks what was sent before the latest delivered segment, and long enough before.

@@ -76,6 +76,11 @@ impl Rtt {
         }
     }
 
+    /// The retransmission timeout without back-off.
+    pub(crate) fn base_rto(&self) -> u64 {
+        self.base_rto
+    }
+
     /// SRTT; none before the first sample.
     #[inline]
     pub(crate) fn smoothed(&self) -> Option<u64> {

@@ -226,6 +226,7 @@ impl Connection {
         if let Some(recovery) = &mut self.recovery {
             recovery.resent.get_or_insert((clock, sent.end()));
         }
+        self.rack.note_resent(&Sent { at: lost.at, ..sent });
         self.counters.retransmitted += 1;
         Some(self.segment(now, &sent, false))
     }

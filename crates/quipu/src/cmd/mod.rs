@@ -17,6 +17,7 @@ mod faults;
 mod libraries;
 mod looking;
 mod machine;
+mod nbd;
 mod nic;
 mod paper;
 mod qpip;
@@ -80,6 +81,8 @@ enum Task {
     Machine(machine::Options),
     /// Compare Quipu with raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
+    /// Network block devices: serve, describe and copy disks.
+    Nbd(nbd::Options),
     /// Measure Active Messages.
     Am(am::Options),
     /// Run the experiments of a paper, and compare the published values with ours.
@@ -120,6 +123,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Sim(options) => sim::run(&options),
         Task::Machine(options) => machine::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Nbd(options) => nbd::run(&options),
         Task::Am(options) => am::run(&options),
         Task::Paper(options) => paper::run(&options),
         Task::Completion(options) => completion::run(&options, Cli::command()),

@@ -1,0 +1,138 @@
+//! A disk in memory, which takes only what was written.
+
+use std::io;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use quipu_nbd::Extent;
+
+use super::disk::Disk;
+
+/// Bytes of a piece, which has a lock of its own and is absent until it is written.
+const PIECE: usize = 256 << 10;
+
+type Piece = RwLock<Option<Box<[u8]>>>;
+
+/// The disk.
+pub(super) struct Memory {
+    size: u64,
+    pieces: Vec<Piece>,
+}
+
+fn reading(piece: &Piece) -> RwLockReadGuard<'_, Option<Box<[u8]>>> {
+    // Bytes are bytes, also if a thread panicked while it copied some.
+    piece.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn writing(piece: &Piece) -> RwLockWriteGuard<'_, Option<Box<[u8]>>> {
+    piece.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// A disk of zeros.
+    pub(super) fn new(size: u64) -> Self {
+        let pieces = size.div_ceil(PIECE as u64);
+        Self { size, pieces: (0..pieces).map(|_| Piece::default()).collect() }
+    }
+
+    /// Calls `each` with the pieces of a range: the piece, its part, and where that lies in the range.
+    fn walk(
+        &self,
+        offset: u64,
+        length: u64,
+        mut each: impl FnMut(&Piece, std::ops::Range<usize>, usize),
+    ) {
+        let (mut at, end) = (offset, offset + length);
+        while at < end {
+            let (index, from) = ((at / PIECE as u64) as usize, (at % PIECE as u64) as usize);
+            let count = (PIECE - from).min((end - at) as usize);
+            each(&self.pieces[index], from..from + count, (at - offset) as usize);
+            at += count as u64;
+        }
+    }
+}
+
+impl Disk for Memory {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.walk(offset, data.len() as u64, |piece, part, at| {
+            let target = &mut data[at..at + part.len()];
+            match &*reading(piece) {
+                Some(bytes) => target.copy_from_slice(&bytes[part]),
+                None => target.fill(0),
+            }
+        });
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.walk(offset, data.len() as u64, |piece, part, at| {
+            let mut piece = writing(piece);
+            let bytes = piece.get_or_insert_with(|| vec![0; PIECE].into_boxed_slice());
+            let source = &data[at..at + part.len()];
+            bytes[part].copy_from_slice(source);
+        });
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, length: u64, hole: bool) -> io::Result<()> {
+        self.walk(offset, length, |piece, part, _| {
+            let mut piece = writing(piece);
+            if hole && part.len() == PIECE {
+                *piece = None;
+            } else if let Some(bytes) = piece.as_mut() {
+                bytes[part].fill(0);
+            }
+        });
+        Ok(())
+    }
+
+    fn extents(&self, offset: u64, length: u64) -> io::Result<Vec<Extent>> {
+        let mut extents: Vec<Extent> = Vec::new();
+        self.walk(offset, length, |piece, part, _| {
+            let absent = reading(piece).is_none();
+            match extents.last_mut() {
+                Some(last) if last.hole == absent => last.length += part.len() as u64,
+                _ => {
+                    let length = part.len() as u64;
+                    extents.push(Extent { length, hole: absent, zero: absent });
+                }
+            }
+        });
+        Ok(extents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_written_is_there() {
+        let disk = Memory::new(3 * PIECE as u64 + 5);
+        disk.write(PIECE as u64 - 1, &[1, 2]).unwrap();
+        let mut data = [9; 4];
+        disk.read(PIECE as u64 - 2, &mut data).unwrap();
+        assert_eq!(data, [0, 1, 2, 0]);
+        let lengths = |disk: &Memory| {
+            let extents = disk.extents(0, disk.size()).unwrap();
+            extents.iter().map(|extent| (extent.length, extent.hole)).collect::<Vec<_>>()
+        };
+        let piece = PIECE as u64;
+        assert_eq!(lengths(&disk), [(2 * piece, false), (piece + 5, true)]);
+        disk.zero(0, piece, true).unwrap();
+        assert_eq!(lengths(&disk)[0], (piece, true));
+        disk.read(piece - 2, &mut data).unwrap();
+        assert_eq!(data, [0, 0, 2, 0]);
+    }
+}

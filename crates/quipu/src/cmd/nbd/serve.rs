@@ -1,0 +1,312 @@
+//! `quipu nbd serve`: a disk for NBD clients.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use quipu_host::Interrupts;
+use quipu_nbd::uri::{PORT, Place, Uri};
+use quipu_nbd::{
+    Command, CommandFlags, Errno, Export, MAX_NAME, ProtocolError, Request, Server, ServerEvent,
+    ServerOptions, Want,
+};
+
+use super::disk::{self, Disk};
+use super::memory::Memory;
+use super::stream::{Socket, Stream};
+use super::{Failure, size};
+
+/// What to serve, and where.
+#[derive(clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Options {
+    /// The file or block device.
+    #[arg(value_name = "FILE", required_unless_present = "memory")]
+    file: Option<PathBuf>,
+    /// Serve zeros in memory instead, such as 1G. Only what clients write takes memory.
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "file")]
+    memory: Option<u64>,
+    /// Refuse writes.
+    #[arg(long, short)]
+    read_only: bool,
+    /// The address and port of TCP.
+    #[arg(long, short, value_name = "ADDRESS:PORT",
+          default_value_t = SocketAddr::from(([127, 0, 0, 1], PORT)))]
+    listen: SocketAddr,
+    /// Listen at this UNIX socket instead.
+    #[arg(long, short, value_name = "PATH")]
+    unix: Option<PathBuf>,
+    /// The name of the export.
+    #[arg(long, short, value_name = "NAME", default_value = "")]
+    export: String,
+    /// Connections at a time.
+    #[arg(long, value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    connections: u16,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  quipu nbd serve --memory 1G                        a disk in memory at 127.0.0.1:10809
+  quipu nbd serve disk.img --listen 0.0.0.0:10809    a file, for other hosts
+  quipu nbd serve disk.img --unix /run/disk.sock     at a UNIX socket
+
+Any NBD client can use it: qemu-img info nbd://127.0.0.1, nbdcopy, nbdinfo, fio's nbd engine.
+Anybody who can reach the address can read and write the disk. Ctrl-C ends it.";
+
+/// How long a client may take for each step of the negotiation.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Replies are gathered up to this many bytes while further requests lie in the buffer.
+const GATHERED: usize = 256 << 10;
+/// Data of a read up to this are copied into the gathered replies.
+const SMALL: usize = 32 << 10;
+
+/// Serves until a signal comes.
+pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    // Before other threads begin, which would get the signals otherwise.
+    let interrupts = Interrupts::block()?;
+    let disk = open(options)?;
+    if options.export.len() > MAX_NAME {
+        let why = format!("it has more than {MAX_NAME} bytes");
+        return Err(Failure::new("the export's name is too long", why, "Give a shorter one."));
+    }
+    let mut export = Export::new(&options.export, disk.size());
+    if disk.is_read_only() {
+        export = export.read_only();
+    }
+    let (place, doors) = listen(options)?;
+    let uri = Uri {
+        place,
+        tls: false,
+        certificates: None,
+        host_name: None,
+        export: options.export.clone(),
+    };
+    println!("serving {} bytes at {uri}", disk.size());
+    println!("Ctrl-C ends it.");
+    let service = Arc::new(Service {
+        disk,
+        export,
+        connections: AtomicUsize::new(0),
+        most: options.connections.into(),
+    });
+    let accepting = Arc::clone(&service);
+    thread::spawn(move || accepting.accept(&doors));
+    interrupts.wait();
+    if let Some(path) = &options.unix {
+        let _ = std::fs::remove_file(path);
+    }
+    service.disk.flush().map_err(|error| {
+        Failure::new("the last writes may be lost", error, "Check the disk that the file lies on.")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open(options: &Options) -> Result<Box<dyn Disk>, Failure> {
+    let Some(path) = &options.file else {
+        return Ok(Box::new(Memory::new(options.memory.unwrap_or_default())));
+    };
+    disk::open(path, options.read_only).map_err(|error| {
+        let what = format!("cannot open {}", path.display());
+        let remedy = match error.kind() {
+            io::ErrorKind::PermissionDenied => "Give --read-only, or a file that you may write to.",
+            io::ErrorKind::NotFound => "Make it with `truncate --size 1G FILE`.",
+            _ => "",
+        };
+        Failure::new(what, error, remedy)
+    })
+}
+
+/// What clients connect to.
+enum Door {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+fn listen(options: &Options) -> Result<(Place, Door), Failure> {
+    let failed = |what: String, error: io::Error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                "Another server listens there: give another --listen or --unix."
+            }
+            _ => "",
+        };
+        Failure::new(format!("cannot listen at {what}"), error, remedy)
+    };
+    if let Some(path) = &options.unix {
+        leave_stale(path);
+        let door = UnixListener::bind(path).map_err(|e| failed(path.display().to_string(), e))?;
+        return Ok((Place::Unix(path.clone()), Door::Unix(door)));
+    }
+    let door =
+        TcpListener::bind(options.listen).map_err(|e| failed(options.listen.to_string(), e))?;
+    let address = door.local_addr()?;
+    let (host, port) = (address.ip().to_string(), address.port());
+    Ok((Place::Tcp { host, port }, Door::Tcp(door)))
+}
+
+/// Removes the socket of a server that has ended without doing so.
+fn leave_stale(path: &Path) {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket());
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+struct Service {
+    disk: Box<dyn Disk>,
+    export: Export,
+    connections: AtomicUsize,
+    most: usize,
+}
+
+impl Service {
+    fn accept(self: &Arc<Self>, door: &Door) {
+        loop {
+            let accepted = match door {
+                Door::Tcp(listener) => listener.accept().map(|(stream, _)| {
+                    let _ = stream.set_nodelay(true);
+                    Socket::Tcp(stream)
+                }),
+                Door::Unix(listener) => listener.accept().map(|(stream, _)| Socket::Unix(stream)),
+            };
+            let Ok(socket) = accepted else {
+                // Descriptors are short: those of clients that leave come back.
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            };
+            if self.connections.fetch_add(1, Ordering::AcqRel) >= self.most {
+                self.connections.fetch_sub(1, Ordering::AcqRel);
+                eprintln!("a client was turned away: {} connections are in use", self.most);
+                continue;
+            }
+            let service = Arc::clone(self);
+            let serve = move || {
+                let outcome = Session::new(&service, socket).and_then(|mut session| session.run());
+                if let Err(trouble) = outcome {
+                    eprintln!("a connection ended: {trouble}");
+                }
+                service.connections.fetch_sub(1, Ordering::AcqRel);
+            };
+            if thread::Builder::new().name("nbd".into()).spawn(serve).is_err() {
+                self.connections.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+    }
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Protocol(#[from] ProtocolError),
+}
+
+/// One client.
+struct Session<'a> {
+    service: &'a Service,
+    server: Server,
+    stream: Stream,
+    /// Payload of the request that is carried out.
+    data: Vec<u8>,
+}
+
+impl<'a> Session<'a> {
+    fn new(service: &'a Service, socket: Socket) -> Result<Self, Trouble> {
+        socket.set_patience(Some(PATIENCE))?;
+        let server = Server::new(ServerOptions::new(service.export.clone()));
+        Ok(Self { service, server, stream: Stream::new(socket), data: Vec::new() })
+    }
+
+    fn run(&mut self) -> Result<(), Trouble> {
+        loop {
+            let event = match self.server.wants() {
+                Want::Bytes(count) => {
+                    if self.stream.buffered() < count || self.server.output().len() > GATHERED {
+                        self.stream.send(self.server.output(), &[])?;
+                    }
+                    let Some(bytes) = self.stream.take(count)? else { return Ok(()) };
+                    self.server.input(bytes)
+                }
+                Want::Payload { length, .. } | Want::Discard(length) => {
+                    self.data.resize(length as usize, 0);
+                    self.stream.fill(&mut self.data)?;
+                    Ok(self.server.payload_done())
+                }
+                Want::Nothing => {
+                    self.stream.send(self.server.output(), &[])?;
+                    return Ok(());
+                }
+            };
+            match event {
+                Ok(Some(ServerEvent::Started(_))) => self.stream.socket().set_patience(None)?,
+                Ok(Some(ServerEvent::Request(command, request))) => {
+                    self.execute(command, &request)?;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let _ = self.stream.send(self.server.output(), &[]);
+                    return Err(error.into());
+                }
+            }
+        }
+    }
+
+    fn execute(&mut self, command: Command, request: &Request) -> Result<(), Trouble> {
+        let (offset, length) = (request.offset, request.length);
+        let disk = &*self.service.disk;
+        let outcome = match command {
+            Command::Read => return self.read(request),
+            Command::Write => disk.write(offset, &self.data),
+            Command::Flush => disk.flush(),
+            Command::Trim => disk.zero(offset, length, true),
+            Command::WriteZeroes => {
+                disk.zero(offset, length, !request.flags.contains(CommandFlags::NO_HOLE))
+            }
+            Command::BlockStatus => match disk.extents(offset, length) {
+                Ok(extents) => return Ok(self.server.reply_status(request, &extents)?),
+                Err(error) => Err(error),
+            },
+            Command::Cache | Command::Disconnect => Ok(()),
+        };
+        let outcome = outcome.and_then(|()| {
+            let now = request.flags.contains(CommandFlags::FUA) && command != Command::Flush;
+            if now { disk.flush() } else { Ok(()) }
+        });
+        match outcome {
+            Ok(()) => self.server.reply_done(request),
+            Err(error) => self.server.reply_error(request, errno(&error)),
+        }
+        // A payload of megabytes is seldom followed by others of its size.
+        self.data.shrink_to(1 << 20);
+        Ok(())
+    }
+
+    fn read(&mut self, request: &Request) -> Result<(), Trouble> {
+        self.data.resize(request.length as usize, 0);
+        if let Err(error) = self.service.disk.read(request.offset, &mut self.data) {
+            self.server.reply_error(request, errno(&error));
+            return Ok(());
+        }
+        self.server.reply_read(request);
+        if self.data.len() <= SMALL {
+            self.server.output().extend_from_slice(&self.data);
+        } else {
+            self.stream.send(self.server.output(), &self.data)?;
+        }
+        Ok(())
+    }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::of_system(error.raw_os_error().unwrap_or(5))
+}
