@@ -77,7 +77,7 @@ pub struct Options {
 const EXAMPLES: &str = "\
 Examples:
   quipu bench --quick                     rough numbers in a minute
-  quipu bench --out bench/results         the whole plan; writes tables, JSON and plots into a folder
+  quipu bench --out bench/results         the whole plan; writes tables, JSON and plots
   quipu bench --only lossy                only goodput over loss and delay
   quipu bench --list                      the contenders of each measurement
 

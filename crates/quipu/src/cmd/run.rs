@@ -94,7 +94,7 @@ Environment variables:
   QUIPU_FAULTS, QUIPU_FAULT_LOG, QUIPU_FAULT_REPLAY
                        files, as --fault, --fault-log (the variable appends to it), --fault-replay
   QUIPU_DEVICES        the devices that programs see: some of quipu0,quipu_iw0,quipu_qp0
-  QUIPU_CM_DEVICE      the one that rdma_cm connects from: by default quipu0, or the first visible one
+  QUIPU_CM_DEVICE      the one that rdma_cm connects from; by default quipu0, or the first one
   QUIPU_QPIP_LINK, QUIPU_QPIP_ADDRESS, QUIPU_QPIP_GATEWAY
                        packet link of quipu_qp0, as --link, --address, --gateway of `quipu nic`
   QUIPU_MULTICAST_PORT UDP port of multicast datagrams, 20804 by default
@@ -104,7 +104,7 @@ Environment variables:
   QUIPU_STRICT_HOLD_US microseconds for which --strict holds back bytes of writes, 1000 by default
   QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers by LID
   QUIPU_SAME_HOST      auto: shared memory to peers on this machine; never: TCP
-  QUIPU_PEER_MEMORY    auto: access memory of peers on this machine directly if the kernel allows it;
+  QUIPU_PEER_MEMORY    auto: access memory of peers on this machine if the kernel allows it;
                        allow: also let them access this program's; never: copy through shared memory
   QUIPU_SHARED_PAGES   registered: as --shared-pages
   QUIPU_CRC            always: CRCs also between processes of this machine;

@@ -37,8 +37,8 @@ Examples:
 
 The program runs unmodified and behaves as without Quipu. If both ends of a TCP connection run under
 `quipu sockets` on this machine, it moves to shared memory after a few messages: while both programs
-are awake, their bytes go through memory. Everything else stays with the kernel's TCP: connections to
-other programs and machines, statically linked programs, and features that memory cannot carry.
+are awake, their bytes go through memory. Everything else stays with the kernel's TCP: connections
+to other programs and machines, statically linked programs, and features that memory cannot carry.
 docs/sockets.md has details and the list of programs that were tried.
 
 Exit codes of quipu itself: 2 wrong options, 125 quipu failed, 126 the program cannot be run, 127

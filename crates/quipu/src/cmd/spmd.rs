@@ -70,13 +70,14 @@ Active Messages and MPICH. mpirun, mpiexec.hydra and srun can start the same pro
 On other hosts, the program, the quipu command and the working directory must have the same paths as
 here. Rank 0 reads standard input if it runs here.
 
-The job ends with the last rank. If a rank is killed or exits with a code other than 0, the others get
-SIGTERM, and SIGKILL two seconds later. A message names the rank and the reason. Ctrl-C, SIGTERM and
-SIGHUP end all ranks in the same way; a second Ctrl-C kills them at once. No rank outlives the command.
+The job ends with the last rank. If a rank is killed or exits with a code other than 0, the others
+get SIGTERM, and SIGKILL two seconds later. A message names the rank and the reason. Ctrl-C, SIGTERM
+and SIGHUP end all ranks in the same way; a second Ctrl-C kills them at once. No rank outlives the
+command.
 
-Exit codes: 0 if all ranks exit with 0; otherwise the code of the first rank that failed, or 128 + the
-signal that killed it. 1: a host was lost; 125: quipu cannot start the job; 126: the program cannot be
-run; 127: there is no such program.";
+Exit codes: 0 if all ranks exit with 0; otherwise the code of the first rank that failed, or 128 +
+the signal that killed it. 1: a host was lost; 125: quipu cannot start the job; 126: the program
+cannot be run; 127: there is no such program.";
 
 /// Runs the job.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
