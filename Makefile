@@ -5,13 +5,15 @@ DESTDIR ?=
 CARGO ?= cargo
 PROFILED ?=
 SEEDS ?= 1000000
+RUNS ?= 10000000
 
-.PHONY: help demo check soak toolchain build install uninstall clean
+.PHONY: help demo check soak soak-fuzz toolchain build install uninstall clean
 
 help:
 	@echo 'make demo                    build, then run RDMA programs of the distribution over Quipu'
 	@echo 'make check                   install what the tests need, and run all of them'
 	@echo 'make soak SEEDS=N            N seeds of the simulator (a million): about 2 hours'
+	@echo 'make soak-fuzz RUNS=N        N inputs (ten millions) for each fuzz target, guided by coverage: hours'
 	@echo 'make build                   build the libraries and the command into target/quipu'
 	@echo 'make build PROFILED=1        the same, built twice: for what a minute of the benchmark does most'
 	@echo 'make install PREFIX=DIR      install them (default /usr/local)'
@@ -36,6 +38,10 @@ check: toolchain
 # Goes on where it was interrupted. The seeds follow from the commit.
 soak: toolchain
 	@$(CARGO) xtask soak --seeds '$(SEEDS)'
+
+# Goes on with what it has found before, in fuzz/corpus.
+soak-fuzz: toolchain
+	@$(CARGO) xtask fuzz --guided --runs '$(RUNS)'
 
 build: toolchain
 	@$(CARGO) xtask stage $(if $(PROFILED),--profiled)

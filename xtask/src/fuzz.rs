@@ -1,7 +1,9 @@
 //! Runs the fuzz targets of `fuzz/` for a bounded number of inputs, on stable Rust.
 //!
-//! The targets are built as they are, against `xtask/fuzz-driver` in place of libfuzzer-sys, from a
-//! manifest made of `fuzz/Cargo.toml`. For a real campaign use cargo-fuzz.
+//! The targets are built as they are, against `xtask/fuzz-driver` in place of libfuzzer-sys, from a manifest
+//! made of `fuzz/Cargo.toml`. The gate gives each target the inputs of `fuzz/seeds`, which earlier campaigns
+//! have found, and random ones. A campaign (`--guided`) instruments the targets, and keeps what reaches new
+//! code.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -12,12 +14,23 @@ use std::sync::Mutex;
 use anyhow::{Context, Result, bail, ensure};
 use toml::{Table, Value};
 
+use crate::tools;
+
 /// How much to run.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
     /// Inputs for each target.
     #[arg(long, default_value_t = 50_000)]
     runs: u64,
+    /// Keep inputs that reach new code, in fuzz/corpus, and change them further.
+    #[arg(long)]
+    guided: bool,
+    /// End a guided target after so many seconds, if it is not done.
+    #[arg(long, default_value_t = 0, requires = "guided")]
+    seconds: u64,
+    /// Write what guided targets have found to fuzz/seeds, as little of it as reaches the same code.
+    #[arg(long, requires = "guided")]
+    save: bool,
     /// Where the inputs come from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -31,9 +44,30 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { runs: 50_000, seed: 1, target: None, replay: None }
+        Self {
+            runs: 50_000,
+            guided: false,
+            seconds: 0,
+            save: false,
+            seed: 1,
+            target: None,
+            replay: None,
+        }
     }
 }
+
+/// LLVM's sanitizer coverage, by options that stable Rust has: a counter for each edge, and the operands of
+/// comparisons.
+const INSTRUMENTED: [&str; 5] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=3",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Ccodegen-units=1",
+];
+/// Tells a target how many inputs there are of earlier campaigns. When it was given all, it looks whether
+/// they came to the places that matter.
+const CORPUS_INPUTS: &str = "FUZZ_CORPUS_INPUTS";
 
 /// Builds and runs the targets.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -42,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// As [`run`]; how many targets were run.
 pub(crate) fn count(options: &Options) -> Result<usize> {
-    let work = crate::target_dir().join("fuzz-smoke");
+    let work = crate::target_dir().join(if options.guided { "fuzz-guided" } else { "fuzz-smoke" });
     let manifest = work.join("Cargo.toml");
     fs::create_dir_all(&work)?;
     let fuzz = crate::root().join("fuzz");
@@ -58,9 +92,19 @@ pub(crate) fn count(options: &Options) -> Result<usize> {
     let mut build = Command::new(crate::cargo());
     build.args(["build", "--quiet", "--release", "--manifest-path"]).arg(&manifest);
     build.arg("--target-dir").arg(work.join("target"));
+    if let Some(only) = &options.target {
+        build.args(["--bin", only]);
+    }
+    let mut built = work.join("target");
+    if options.guided {
+        // With a target named, what cargo runs itself is built without these flags.
+        let host = tools::host().context("rustc does not say which machine it is for")?;
+        build.args(["--target", &host]).env("RUSTFLAGS", INSTRUMENTED.join(" "));
+        built.push(host);
+    }
     ensure!(build.status().context("cargo")?.success(), "the fuzz targets do not build");
 
-    let bad = run_all(options, &targets, &work.join("target/release"))?;
+    let bad = run_all(options, &targets, &built.join("release"))?;
     if !bad.is_empty() {
         bail!("{}", bad.join("\n"));
     }
@@ -96,12 +140,21 @@ fn run_all(options: &Options, targets: &[String], folder: &Path) -> Result<Vec<S
 /// Runs a target; whether it found nothing.
 fn run_one(options: &Options, target: &str, folder: &Path, artifacts: &Path) -> Result<bool> {
     let mut command = Command::new(folder.join(target));
+    let seeds = crate::root().join("fuzz/seeds").join(target);
+    let (seed, runs) = (options.seed.to_string(), options.runs.to_string());
     match &options.replay {
         Some(file) => drop(command.arg("--replay").arg(file)),
+        None if options.guided => {
+            let corpus = begin_corpus(target, &seeds)?;
+            command.args(["--guided", &seed, &runs, &options.seconds.to_string()]);
+            command.arg(artifacts).arg(corpus);
+        }
         None => {
-            command.arg(options.seed.to_string()).arg(options.runs.to_string()).arg(artifacts);
-            let seeds = crate::root().join("fuzz/seeds").join(target);
-            command.args(seeds.is_dir().then_some(seeds));
+            command.args([seed, runs]).arg(artifacts);
+            if seeds.is_file() {
+                let count = corpus::read(&seeds)?.len();
+                command.arg(&seeds).env(CORPUS_INPUTS, count.to_string());
+            }
         }
     }
     let ended = command.status().with_context(|| format!("cannot run {target}"))?;
@@ -112,9 +165,31 @@ fn run_one(options: &Options, target: &str, folder: &Path, artifacts: &Path) -> 
             .with_context(|| format!("{target}: ended by signal {signal}, without an input"))?;
         println!("{target}: ended by signal {signal}; the input is {}", kept.display());
     }
+    if options.save && ended.success() {
+        save(target, &seeds)?;
+    }
     let verdict = if ended.success() { "no panic" } else { "FAILED" };
     println!("{target}: {verdict}");
     Ok(ended.success())
+}
+
+/// What earlier campaigns of this machine have found; at first, what the repository has.
+fn begin_corpus(target: &str, seeds: &Path) -> Result<PathBuf> {
+    let folder = crate::root().join("fuzz/corpus");
+    fs::create_dir_all(&folder)?;
+    let corpus = folder.join(target);
+    if !corpus.exists() && seeds.is_file() {
+        fs::copy(seeds, &corpus)?;
+    }
+    Ok(corpus)
+}
+
+/// Puts the few inputs that reach everything into the repository.
+fn save(target: &str, seeds: &Path) -> Result<()> {
+    let small = crate::root().join("fuzz/corpus").join(target).with_extension("small");
+    fs::create_dir_all(crate::root().join("fuzz/seeds"))?;
+    fs::copy(&small, seeds).with_context(|| format!("cannot save {}", small.display()))?;
+    Ok(())
 }
 
 /// The manifest that builds the same targets with the driver, and the targets' names.
@@ -145,7 +220,19 @@ fn adapt(manifest: &str, fuzz: &Path) -> Result<(String, Vec<String>)> {
     Ok((table.to_string(), targets))
 }
 
+/// As the driver reads and writes it.
+#[allow(dead_code)]
+#[path = "../fuzz-driver/src/corpus.rs"]
+mod corpus;
 /// The driver itself, for its tests.
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../fuzz-driver/src/random.rs"]
+mod random;
+#[cfg(test)]
+#[allow(dead_code)]
+#[path = "../fuzz-driver/src/record.rs"]
+mod record;
 #[cfg(test)]
 #[allow(dead_code)]
 #[path = "../fuzz-driver/src/smoke.rs"]
@@ -205,7 +292,7 @@ mod tests {
         let script = "#!/bin/sh\nprintf bad > \"$3/seed-$1-current\"\nkill -SEGV $$\n";
         fs::write(folder.join("t"), script).unwrap();
         fs::set_permissions(folder.join("t"), fs::Permissions::from_mode(0o700)).unwrap();
-        let options = Options { runs: 1, seed: 7, target: None, replay: None };
+        let options = Options { runs: 1, seed: 7, ..Options::default() };
         assert!(!run_one(&options, "t", &folder, &folder).unwrap());
         assert_eq!(fs::read(folder.join("seed-7-signal-11")).unwrap(), b"bad");
         assert!(!folder.join("seed-7-current").exists());

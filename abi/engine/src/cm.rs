@@ -190,7 +190,7 @@ fn ah_attr(instance: &Instance, path: Option<Path>) -> ibv_ah_attr {
         grh: ibv_global_route {
             dgid: ibv_gid { raw: path.dgid },
             flow_label: 0,
-            sgid_index: 0,
+            sgid_index: path.sgid_index,
             hop_limit: if known { HOP_LIMIT } else { 0 },
             traffic_class: path.traffic_class,
         },

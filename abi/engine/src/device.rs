@@ -230,7 +230,7 @@ fn port_attributes(
     address: &HostAddress,
     up: bool,
     limits: &Limits,
-    qkey_violations: u32,
+    (qkey_violations, gid_rows): (u32, i32),
 ) -> ibv_port_attr {
     let (active_width, active_speed) = identity::link_speed(address);
     let link_layer = identity::link_layer(device);
@@ -243,7 +243,7 @@ fn port_attributes(
         state: if up { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN },
         max_mtu: IBV_MTU_4096,
         active_mtu: identity::active_mtu(address),
-        gid_tbl_len: identity::gid_rows(device).into(),
+        gid_tbl_len: gid_rows,
         port_cap_flags: IBV_PORT_CM_SUP | addressing,
         max_msg_sz: limits.max_message,
         bad_pkey_cntr: 0,
@@ -383,7 +383,8 @@ entries! {
         }
         let qkey_violations = engine.datagram_drops()?.qkey_violation as u32;
         let (address, up) = (engine.address(), engine.port_is_up(device));
-        out.fill(port_attributes(device, address, up, &engine.limits()?, qkey_violations));
+        let rows = identity::gid_rows(device, engine.gid_table()?.len());
+        out.fill(port_attributes(device, address, up, &engine.limits()?, (qkey_violations, rows)));
         Ok(())
     }
 
@@ -411,10 +412,21 @@ entries! {
         let out = unsafe { Out::new(out) }?;
         let (instance, device) = engine_of(context)?;
         instance.engine.note_call(Call::QueryGid)?;
-        if port != 1 || index >= identity::gid_rows(device).into() {
-            return Err(INVALID);
-        }
-        out.fill(identity::gid_entry(device, instance.engine.address(), index));
+        let address = match device {
+            Device::Quipu0 => identity::row_address(index),
+            _ => (index == 0).then(|| instance.engine.address().clone()),
+        };
+        let address = address.filter(|_| port == 1).ok_or(INVALID)?;
+        out.fill(identity::gid_entry(device, &address, index));
+        Ok(())
+    }
+
+    /// [`EngineApi::list_gid`]
+    fn list_gid(index: u32, out: *mut ibv_gid_entry) {
+        // SAFETY: the table demands a valid pointer.
+        let out = unsafe { Out::new(out) }?;
+        let address = identity::row_address(index).ok_or(INVALID)?;
+        out.fill(identity::gid_entry(Device::Quipu0, &address, index));
         Ok(())
     }
 }

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 
 use quipu_abi_types::*;
-use quipu_host::{
-    Config, Device, HostAddress, OpenError, default_address, find_address, host_addresses,
-};
+use quipu_host::{Config, Device, HostAddress, OpenError, device_addresses};
 use quipu_nic::{GID_ROWS, Gid, LinkLayer};
 
 use crate::instance::current;
@@ -33,18 +31,12 @@ pub(crate) const fn kind(device: Device) -> (i32, i32) {
 ///
 /// As [`quipu_host::Engine::open`], as far as they concern the address.
 pub(crate) fn prospective_address() -> Result<HostAddress, OpenError> {
-    let config = Config::from_env()?;
-    let addresses = host_addresses().map_err(OpenError::Addresses)?;
-    let Some(ip) = config.address else { return Ok(default_address(&addresses)) };
-    let found = find_address(&addresses, ip).ok_or_else(|| {
-        let available: Vec<_> = addresses.iter().map(|a| a.ip.to_string()).collect();
-        OpenError::NoSuchAddress { address: ip, available: available.join(", ") }
-    })?;
-    if found.up {
-        Ok(found)
-    } else {
-        Err(OpenError::InterfaceDown { address: ip, interface: found.interface })
-    }
+    Ok(prospective_addresses()?.swap_remove(0))
+}
+
+/// All addresses that it would have, of which that is the first.
+fn prospective_addresses() -> Result<Vec<HostAddress>, OpenError> {
+    device_addresses(Config::from_env()?.address.as_ref())
 }
 
 /// The address of QPIP's packet link by which peers reach it, if one is known: that of the engine, or what
@@ -69,12 +61,27 @@ pub(crate) fn link_layer(device: Device) -> LinkLayer {
     }
 }
 
-/// Rows of the GID table of a device.
-pub(crate) fn gid_rows(device: Device) -> u8 {
-    if device == Device::Quipu0 { GID_ROWS } else { 1 }
+/// The most rows of a GID table that programs see. Those beyond are there for connection management.
+const MOST_ROWS: usize = 32;
+
+/// Rows of the GID table of a device, of which `quipu0` has `all`.
+pub(crate) fn gid_rows(device: Device, all: usize) -> i32 {
+    if device == Device::Quipu0 { all.min(MOST_ROWS) as i32 } else { 1 }
 }
 
-/// A row of the GID table, all of which are alike. That of an RNIC holds a hardware address, which nobody
+/// The address in a row of the GID table of `quipu0`: of the engine, or of one that would be opened now.
+pub(crate) fn row_address(index: u32) -> Option<HostAddress> {
+    let Ok(index) = u8::try_from(index) else { return None };
+    if let Ok(instance) = current() {
+        return instance.engine.gid_row(index);
+    }
+    let mut addresses = prospective_addresses().ok()?;
+    let place = usize::from(index.saturating_sub(GID_ROWS - 1));
+    (place < addresses.len()).then(|| addresses.swap_remove(place))
+}
+
+/// A row of the GID table of a device, which holds this address. That of an RNIC holds a hardware address,
+/// which nobody
 /// connects to: Linux shows the MAC address of the interface, and its type as that of InfiniBand. That of
 /// QPIP is of the same type and holds the address of its link, which is what a peer's program is to be told.
 pub(crate) fn gid_entry(device: Device, address: &HostAddress, index: u32) -> ibv_gid_entry {

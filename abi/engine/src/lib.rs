@@ -93,6 +93,7 @@ static API: EngineApi = EngineApi {
     read_clock: device::read_clock,
     find_pd: paging::find_pd,
     find_mr: paging::find_mr,
+    list_gid: device::list_gid,
     note_call: device::note_call,
     open_xrcd: xrc::open_xrcd,
     close_xrcd: xrc::close_xrcd,

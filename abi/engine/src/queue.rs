@@ -4,8 +4,8 @@ use quipu_abi_types::*;
 use quipu_host::Device;
 use quipu_host::fault::Call;
 use quipu_nic::{
-    Access, BindMw, Flush, Gid, MrId, MwId, Placement, QpAttrMask, QpCap, QpInit, QpNum, QpType,
-    SendOp, XrcdId,
+    Access, BindMw, Flush, Gid, GroupMember, MrId, MwId, Placement, QpAttrMask, QpCap, QpInit,
+    QpNum, QpType, SendOp, XrcdId,
 };
 
 use crate::attr;
@@ -264,21 +264,22 @@ entries! {
     }
 
     /// [`EngineApi::attach_mcast`]
-    fn attach_mcast(qp: QpHandle, gid: *const ibv_gid) {
+    fn attach_mcast(qp: QpHandle, gid: *const ibv_gid, sgid_index: u8) {
         // SAFETY: the table demands a valid pointer, and every bit pattern is a GID.
         let gid = unsafe { gid.as_ref().ok_or(INVALID)?.raw };
         let instance = current()?;
         instance.engine.note_call(Call::AttachMcast)?;
-        Ok(instance.engine.attach_multicast(instance.qp(qp), Gid(gid))?)
+        let member = GroupMember { qp: instance.qp(qp), mgid: Gid(gid), sgid_index };
+        Ok(instance.engine.attach_member(member)?)
     }
 
     /// [`EngineApi::detach_mcast`]
-    fn detach_mcast(qp: QpHandle, gid: *const ibv_gid) {
+    fn detach_mcast(qp: QpHandle, gid: *const ibv_gid, sgid_index: u8) {
         // SAFETY: the table demands a valid pointer, and every bit pattern is a GID.
         let gid = unsafe { gid.as_ref().ok_or(INVALID)?.raw };
         let Some(instance) = for_destructor()? else { return Ok(()) };
         instance.engine.note_call(Call::DetachMcast)?;
-        let qp = instance.qp(qp);
-        instance.destroyed(instance.engine.detach_multicast(qp, Gid(gid)).map_err(Failure::from))
+        let member = GroupMember { qp: instance.qp(qp), mgid: Gid(gid), sgid_index };
+        instance.destroyed(instance.engine.detach_member(member).map_err(Failure::from))
     }
 }

@@ -91,8 +91,44 @@ fn check_route(grh: &ibv_grh, ipv4: bool) -> Result<(), Errno> {
     if speaks { Ok(()) } else { Err(Errno(libc::EPROTONOSUPPORT)) }
 }
 
+/// The address that a datagram was sent to, from the header in front of its payload.
+fn own_address(grh: &ibv_grh, ipv4: bool) -> [u8; 16] {
+    // SAFETY: every bit pattern is a GID.
+    let mut raw = unsafe { grh.dgid.raw };
+    if ipv4 {
+        raw[..10].fill(0);
+        raw[10..12].fill(0xff);
+    }
+    raw
+}
+
+/// The row of the GID table that holds an address; 0 if none does.
+fn row_of(api: &EngineApi, address: [u8; 16]) -> u8 {
+    /// Rows that hold the first address.
+    const FIRST_ROWS: u8 = 4;
+    let others = FIRST_ROWS..=u8::MAX;
+    for index in std::iter::once(0).chain(others) {
+        let mut entry = ibv_gid_entry::blank();
+        // SAFETY: `entry` is valid for the call.
+        if check(unsafe { (api.list_gid)(index.into(), &mut entry) }).is_err() {
+            break;
+        }
+        // SAFETY: every bit pattern is a GID.
+        if unsafe { entry.gid.raw } == address {
+            return index;
+        }
+    }
+    0
+}
+
 /// The address of who sent a datagram, from its completion and the header in front of its payload.
-fn sender(port: u8, wc: &ibv_wc, grh: Option<&ibv_grh>) -> Result<ibv_ah_attr, Errno> {
+/// `sgid_index` finds the row of the GID table with the address that it was sent to.
+fn sender(
+    port: u8,
+    wc: &ibv_wc,
+    grh: Option<&ibv_grh>,
+    sgid_index: impl Fn([u8; 16]) -> u8,
+) -> Result<ibv_ah_attr, Errno> {
     let mut attr = ibv_ah_attr::blank();
     attr.dlid = wc.slid;
     attr.sl = wc.sl;
@@ -102,12 +138,12 @@ fn sender(port: u8, wc: &ibv_wc, grh: Option<&ibv_grh>) -> Result<ibv_ah_attr, E
         let grh = grh.ok_or(Errno::EINVAL)?;
         let ipv4 = ipv4_route(grh);
         check_route(grh, ipv4.is_some())?;
+        let of_ipv4 = ipv4.is_some();
         let route = ipv4.unwrap_or_else(|| ipv6_route(grh));
         attr.is_global = 1;
         attr.grh = route;
         attr.grh.hop_limit = 0xff;
-        // There is one address, so the datagram was sent to it.
-        attr.grh.sgid_index = 0;
+        attr.grh.sgid_index = sgid_index(own_address(grh, of_ipv4));
     }
     Ok(attr)
 }
@@ -129,9 +165,10 @@ entry! {
     ) -> IntMinusOne {
         // SAFETY: the program passes a context, and null or valid pointers.
         unsafe {
-            context(raw)?;
+            let api = context(raw)?.api;
             let out = out.as_mut().ok_or(Errno::EINVAL)?;
-            *out = sender(port, wc.as_ref().ok_or(Errno::EINVAL)?, grh.as_ref())?;
+            let wc = wc.as_ref().ok_or(Errno::EINVAL)?;
+            *out = sender(port, wc, grh.as_ref(), |address| row_of(api, address))?;
         }
         Ok::<c_int, _>(0)
     }
@@ -144,7 +181,10 @@ entry! {
         port: u8,
     ) -> Null<ibv_ah> {
         // SAFETY: the program passes a domain, and null or valid pointers.
-        unsafe { create(raw, &sender(port, wc.as_ref().ok_or(Errno::EINVAL)?, grh.as_ref())?) }
+        unsafe {
+            let (api, wc) = (pd(raw)?.api, wc.as_ref().ok_or(Errno::EINVAL)?);
+            create(raw, &sender(port, wc, grh.as_ref(), |address| row_of(api, address))?)
+        }
     }
 
     /// `ibv_destroy_ah(3)`
@@ -179,7 +219,9 @@ mod tests {
             sgid: ibv_gid { raw: sgid },
             dgid: ibv_gid { raw: dgid },
         };
-        let attr = sender(1, &wc, Some(&grh)).unwrap();
+        let own = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 0xc7];
+        let attr = sender(1, &wc, Some(&grh), |to| if to == own { 7 } else { 0 }).unwrap();
+        assert_eq!(attr.grh.sgid_index, 7, "it was sent to the address in that row");
         // SAFETY: every bit pattern is a GID.
         let gid = unsafe { attr.grh.dgid.raw };
         assert_eq!(gid, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 0, 1]);
@@ -188,7 +230,7 @@ mod tests {
         grh.dgid = ibv_gid { raw: dgid };
         grh.next_hdr = NEXT_UDP;
         // SAFETY: as above.
-        let gid = unsafe { sender(1, &wc, Some(&grh)).unwrap().grh.dgid.raw };
+        let gid = unsafe { sender(1, &wc, Some(&grh), |_| 0).unwrap().grh.dgid.raw };
         assert_eq!(gid[12..], [0x45, 0, 0, 0x73]);
     }
 
@@ -205,16 +247,16 @@ mod tests {
             sgid: ibv_gid { raw: [5; 16] },
             dgid: ibv_gid { raw: [6; 16] },
         };
-        let attr = sender(1, &wc, Some(&grh)).unwrap();
+        let attr = sender(1, &wc, Some(&grh), |_| 0).unwrap();
         // SAFETY: every bit pattern is a GID.
         assert_eq!(unsafe { attr.grh.dgid.raw }, [5; 16]);
         assert_eq!((attr.grh.flow_label, attr.grh.traffic_class), (0xabcde, 0x12));
         assert_eq!((attr.is_global, attr.sl, attr.port_num), (1, 3, 1));
-        assert_eq!(sender(1, &wc, None).err(), Some(Errno::EINVAL));
+        assert_eq!(sender(1, &wc, None, |_| 0).err(), Some(Errno::EINVAL));
         // What was to a group, or is none of the adapter's, has no way back.
         let group = ibv_grh { dgid: ibv_gid { raw: [0xff; 16] }, ..grh };
-        assert_eq!(sender(1, &wc, Some(&group)).err(), Some(Errno::EINVAL));
+        assert_eq!(sender(1, &wc, Some(&group), |_| 0).err(), Some(Errno::EINVAL));
         let other = ibv_grh { next_hdr: 6, ..grh };
-        assert_eq!(sender(1, &wc, Some(&other)).err(), Some(Errno(libc::EPROTONOSUPPORT)));
+        assert_eq!(sender(1, &wc, Some(&other), |_| 0).err(), Some(Errno(libc::EPROTONOSUPPORT)));
     }
 }

@@ -193,6 +193,12 @@ pub(crate) unsafe fn create(
     Ok(made)
 }
 
+/// The row of the GID table that the LID of a group stands for; those of groups on InfiniBand begin at
+/// 0xc000 and stand for row 0.
+fn row_of(lid: u16) -> u8 {
+    u8::try_from(lid).unwrap_or(0)
+}
+
 entry! {
     /// `ibv_create_qp(3)`
     fn ibv_create_qp(raw: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Null<ibv_qp> {
@@ -295,22 +301,23 @@ entry! {
         Ok(())
     }
 
-    /// `ibv_attach_mcast(3)`. On Ethernet the LID has no meaning.
-    fn ibv_attach_mcast(raw: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> IntErrno {
+    /// `ibv_attach_mcast(3)`. On Ethernet, where groups have no LID, that may be the number of a row of the
+    /// GID table: the group is joined on the network of its address.
+    fn ibv_attach_mcast(raw: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> IntErrno {
         // SAFETY: the program passes a queue pair, and null or a valid pointer.
         unsafe {
             let qp = qp(raw)?;
-            check((qp.api.attach_mcast)(qp.handle, gid))?;
+            check((qp.api.attach_mcast)(qp.handle, gid, row_of(lid)))?;
         }
         Ok(())
     }
 
     /// `ibv_detach_mcast(3)`
-    fn ibv_detach_mcast(raw: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> IntErrno {
+    fn ibv_detach_mcast(raw: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> IntErrno {
         // SAFETY: as for `ibv_attach_mcast`.
         unsafe {
             let qp = qp(raw)?;
-            check((qp.api.detach_mcast)(qp.handle, gid))?;
+            check((qp.api.detach_mcast)(qp.handle, gid, row_of(lid)))?;
         }
         Ok(())
     }

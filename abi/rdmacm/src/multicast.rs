@@ -19,8 +19,9 @@ pub(crate) struct Group {
     addr: Vec<u8>,
     context: *mut c_void,
     send_only: bool,
-    /// Whether this library has attached the identifier's queue pair, and to what.
-    attached: OnceLock<ibv_gid>,
+    /// Whether this library has attached the identifier's queue pair, and to what: the GID of the group, and
+    /// its LID or the row of the GID table in its place.
+    attached: OnceLock<(ibv_gid, u16)>,
     pub(crate) acks: Acks,
 }
 
@@ -94,11 +95,12 @@ pub(crate) unsafe fn joined(event: &mut rdma_cm_event, group: *mut Group) {
             return;
         }
         let to = event.param.ud.ah_attr;
+        let lid = if to.dlid == 0 { u16::from(to.grh.sgid_index) } else { to.dlid };
         let attached =
-            verbs().and_then(|verbs| number((verbs.attach_mcast)(qp, &to.grh.dgid, to.dlid)));
+            verbs().and_then(|verbs| number((verbs.attach_mcast)(qp, &to.grh.dgid, lid)));
         match attached {
             Ok(()) => {
-                let _ = group.attached.set(to.grh.dgid);
+                let _ = group.attached.set((to.grh.dgid, lid));
             }
             Err(errno) => {
                 event.event = RDMA_CM_EVENT_MULTICAST_ERROR;
@@ -120,11 +122,12 @@ unsafe fn end(raw: *mut rdma_cm_id, group: *mut Group) -> Result<(), Errno> {
         let state = id(raw)?;
         let qp = (*raw).qp;
         // Another membership by the same GID keeps the queue pair attached.
-        let attached = |group: *mut Group| (*group).attached.get().map(|gid| gid.raw);
+        let attached =
+            |group: *mut Group| (*group).attached.get().map(|(gid, lid)| (gid.raw, *lid));
         let same = |&other: &*mut Group| other != group && attached(other) == attached(group);
         let shared = state.book().groups.0.iter().any(same);
-        if let (Some(gid), false) = ((*group).attached.get(), shared || qp.is_null()) {
-            let _ = verbs().map(|verbs| (verbs.detach_mcast)(qp, gid, 0));
+        if let (Some((gid, lid)), false) = ((*group).attached.get(), shared || qp.is_null()) {
+            let _ = verbs().map(|verbs| (verbs.detach_mcast)(qp, gid, *lid));
         }
         let mut reported = 0;
         let left = check((state.api.cm.leave)(state.handle, group as u64, &mut reported));

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use libc::c_char;
 use quipu_abi_types::{
     ENGINE_API_SYMBOL, ENGINE_FILE_NAME, EngineApi, EngineApiFn, EngineDevice, EngineStatus,
-    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND, ibv_gid_entry,
+    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_INFINIBAND, ibv_gid, ibv_gid_entry,
 };
 use quipu_cabi::symbol_beside;
 
@@ -44,6 +44,7 @@ impl Write for Buffer {
 
 /// What is shown of the devices.
 struct Facts {
+    api: &'static EngineApi,
     devices: [Option<Fact>; DEVICES.len()],
     interface: Option<[c_char; libc::IF_NAMESIZE]>,
 }
@@ -52,8 +53,7 @@ struct Facts {
 #[derive(Clone, Copy)]
 struct Fact {
     guid: u64,
-    gid: [u8; 16],
-    gid_type: u32,
+    gid: ibv_gid_entry,
     link_layer: u8,
     lid: u16,
 }
@@ -83,26 +83,44 @@ fn ask() -> Option<Facts> {
         return None;
     }
     let listed = listed.get(..count as usize)?;
-    let mut name = [0; libc::IF_NAMESIZE];
-    let interface = listed.first()?.gid.ndev_ifindex;
-    // SAFETY: if_indextoname(3) writes at most IF_NAMESIZE bytes.
-    let named = unsafe { libc::if_indextoname(interface, name.as_mut_ptr()) };
+    let interface = name_of(listed.first()?.gid.ndev_ifindex);
     let devices = DEVICES.map(|name| {
         let is_it = |device: &&EngineDevice| {
             // SAFETY: the engine closes the name with a zero.
             unsafe { CStr::from_ptr(device.name.as_ptr()) }.to_bytes() == name.as_bytes()
         };
         let fact = |device: &EngineDevice| {
-            // SAFETY: every bit pattern is a GID.
-            let gid = unsafe { device.gid.gid.raw };
-            let &EngineDevice {
-                guid, gid: ibv_gid_entry { gid_type, .. }, link_layer, lid, ..
-            } = device;
-            Fact { guid, gid, gid_type, link_layer, lid }
+            let &EngineDevice { guid, gid, link_layer, lid, .. } = device;
+            Fact { guid, gid, link_layer, lid }
         };
         listed.iter().find(is_it).map(fact)
     });
-    Some(Facts { devices, interface: (!named.is_null()).then_some(name) })
+    Some(Facts { api, devices, interface })
+}
+
+/// The name of the network interface with a number.
+fn name_of(interface: u32) -> Option<[c_char; libc::IF_NAMESIZE]> {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: if_indextoname(3) writes at most IF_NAMESIZE bytes.
+    let named = unsafe { libc::if_indextoname(interface, name.as_mut_ptr()) };
+    (!named.is_null()).then_some(name)
+}
+
+/// Rows of the GID table that all hold the device's first address, which does not change.
+const FIRST_ROWS: u32 = 4;
+
+/// A row of the GID table of a device. One that is empty has no GID, as the kernel shows it.
+fn row(which: usize, index: u32) -> Option<ibv_gid_entry> {
+    let first = fact(which)?.gid;
+    if index < FIRST_ROWS {
+        return Some(ibv_gid_entry { gid_index: index, ..first });
+    }
+    let mut entry = first;
+    // SAFETY: `entry` is valid for the call.
+    let status = unsafe { (facts()?.api.list_gid)(index, &mut entry) };
+    let none = ibv_gid { raw: [0; 16] };
+    let empty = ibv_gid_entry { gid: none, gid_index: index, ..first };
+    Some(if status == EngineStatus::Ok.code() { entry } else { empty })
 }
 
 fn fact(which: usize) -> Option<&'static Fact> {
@@ -135,10 +153,14 @@ pub(crate) fn text(text: Text) -> Option<Buffer> {
     let mut buffer = Buffer::new();
     let written = match text {
         Text::Fixed(text) => buffer.write_str(text),
-        Text::Gid(which) => groups(&mut buffer, &fact(which)?.gid),
+        Text::Gid(which, index) => {
+            // SAFETY: every bit pattern is a GID.
+            let gid = unsafe { row(which, index)?.gid.raw };
+            groups(&mut buffer, &gid)
+        }
         // The GUID is kept big endian: its bytes in memory are in the order of writing.
         Text::Guid(which) => groups(&mut buffer, &fact(which)?.guid.to_ne_bytes()),
-        Text::GidType(which) => buffer.write_str(match fact(which)?.gid_type {
+        Text::GidType(which, index) => buffer.write_str(match row(which, index)?.gid_type {
             IBV_GID_TYPE_ROCE_V2 => "RoCE v2\n",
             _ => "IB/RoCE v1\n",
         }),
@@ -147,7 +169,12 @@ pub(crate) fn text(text: Text) -> Option<Buffer> {
             _ => "Ethernet\n",
         }),
         Text::Lid(which) => writeln!(buffer, "{:#x}", fact(which)?.lid),
-        Text::Interface => writeln!(buffer, "{}", interface()?.to_str().ok()?),
+        Text::Interface(index) if index >= FIRST_ROWS => {
+            let name = name_of(row(0, index)?.ndev_ifindex)?;
+            // SAFETY: if_indextoname(3) closes the name with a zero.
+            writeln!(buffer, "{}", unsafe { CStr::from_ptr(name.as_ptr()) }.to_str().ok()?)
+        }
+        Text::Interface(_) => writeln!(buffer, "{}", interface()?.to_str().ok()?),
     };
     written.ok()?;
     Some(buffer)

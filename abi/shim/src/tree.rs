@@ -83,18 +83,18 @@ impl Folder {
 pub(crate) enum Text {
     /// Always the same.
     Fixed(&'static str),
-    /// The GID of the device of that number, as eight groups of hexadecimal digits.
-    Gid(usize),
+    /// The GID of the device of that number in that row, as eight groups of hexadecimal digits.
+    Gid(usize, u32),
     /// Its node GUID, as four groups.
     Guid(usize),
-    /// The kind of its GIDs.
-    GidType(usize),
+    /// The kind of the GID in a row.
+    GidType(usize, u32),
     /// The kind of its port.
     LinkLayer(usize),
     /// The LID of its port.
     Lid(usize),
-    /// The name of the network interface that has the device's address.
-    Interface,
+    /// The name of the network interface that has the address in that row.
+    Interface(u32),
 }
 
 /// An entry of a folder.
@@ -116,6 +116,15 @@ pub(crate) struct Fixed {
     pub(crate) entries: &'static [Entry],
     /// Whether a kernel with other RDMA devices may have a folder of this path, which then counts.
     pub(crate) shared: bool,
+}
+
+/// The number that the name of a row is: at most two digits.
+const fn number(name: &str) -> u32 {
+    match name.as_bytes() {
+        [one] => (*one - b'0') as u32,
+        [ten, one] => (*ten - b'0') as u32 * 10 + (*one - b'0') as u32,
+        _ => 0,
+    }
 }
 
 const fn folder(name: &'static str) -> Entry {
@@ -200,7 +209,7 @@ macro_rules! devices {
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/gids"),
-                &[$(live($row, Text::Gid($which))),*],
+                &[$(live($row, Text::Gid($which, number($row)))),*],
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/pkeys"),
@@ -212,11 +221,11 @@ macro_rules! devices {
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs/ndevs"),
-                &[$(live($row, Text::Interface)),*],
+                &[$(live($row, Text::Interface(number($row)))),*],
             ),
             at(
                 concat!("/sys/class/infiniband/", $name, "/ports/1/gid_attrs/types"),
-                &[$(live($row, Text::GidType($which))),*],
+                &[$(live($row, Text::GidType($which, number($row)))),*],
             ),
             )*
         ];
@@ -224,7 +233,10 @@ macro_rules! devices {
 }
 
 devices! {
-    "quipu0": 0 "231:192\n" "1: CA\n" ["0" "1" "2" "3"];
+    "quipu0": 0 "231:192\n" "1: CA\n" [
+        "0" "1" "2" "3" "4" "5" "6" "7" "8" "9" "10" "11" "12" "13" "14" "15"
+        "16" "17" "18" "19" "20" "21" "22" "23" "24" "25" "26" "27" "28" "29" "30" "31"
+    ];
     "quipu_iw0": 1 "231:193\n" "4: RNIC\n" ["0"];
     "quipu_qp0": 2 "231:194\n" "7: unspecified\n" ["0"];
 }
@@ -343,7 +355,7 @@ mod tests {
 
     #[test]
     fn careless_spellings_are_understood_and_others_are_not_ours() {
-        let types = Some(Node::File(Text::GidType(0)));
+        let types = Some(Node::File(Text::GidType(0, 0)));
         let path = b"/sys//class/./infiniband/quipu0/ports/1/gid_attrs/types/0/";
         assert_eq!(find(path), types);
         assert_eq!(find(b"/dev/infiniband/quipu0"), Some(Node::Device));

@@ -55,6 +55,8 @@ pub(crate) struct Conn {
     pub(crate) sends: AtomicBool,
     /// `O_NONBLOCK`, as far as this process knows.
     pub(crate) nonblocking: AtomicBool,
+    /// `TCP_NODELAY`, as the program has set it: see [`Conn::take_nodelay`].
+    pub(crate) nodelay: AtomicBool,
     /// It has called connect(2).
     pub(crate) initiator: AtomicBool,
     messages_sent: AtomicU32,
@@ -119,6 +121,7 @@ impl Conn {
             receives: AtomicBool::new(false),
             sends: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
+            nodelay: AtomicBool::new(false),
             initiator: AtomicBool::new(false),
             messages_sent: AtomicU32::new(0),
             messages_received: AtomicU32::new(0),
@@ -314,6 +317,23 @@ impl Conn {
         map.receiver().wish(wish::PLAIN);
         let _ = map.receiver().revoke();
         crate::send::settle(self, map);
+        self.give_nodelay_back();
+    }
+
+    /// Has the kernel send small segments at once. Its acknowledgements go with what the other end sends over
+    /// TCP; where that goes through memory, Nagle's algorithm would wait for 40 ms.
+    pub(crate) fn take_nodelay(&self) {
+        let (fd, level, name) = (self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY);
+        let now: Option<c_int> = sys::option(fd, level, name);
+        self.nodelay.store(now == Some(1), Ordering::SeqCst);
+        sys::set_option(fd, level, name, 1);
+    }
+
+    /// Gives the option back to the program.
+    fn give_nodelay_back(&self) {
+        if self.sends.load(Ordering::SeqCst) && !self.nodelay.load(Ordering::SeqCst) {
+            sys::set_option(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 0);
+        }
     }
 
     /// Whether it may promise to look at the ring: nobody of this end sleeps in the kernel.

@@ -104,6 +104,7 @@ fn is_in_step(conn: &Conn, map: &Map) -> bool {
         return false;
     };
     map.own().sent.store(sent, Ordering::SeqCst);
+    conn.take_nodelay();
     conn.sends.store(true, Ordering::SeqCst);
     true
 }

@@ -149,6 +149,12 @@ pub(crate) fn option<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Option<T>
     (result == 0).then(|| unsafe { value.assume_init() })
 }
 
+/// Sets a socket option that is a number.
+pub(crate) fn set_option(fd: c_int, level: c_int, name: c_int, value: c_int) {
+    let len = size_of::<c_int>();
+    quietly(|| call!(SYS_setsockopt, fd, level, name, &raw const value, len));
+}
+
 /// Whether a descriptor is a TCP socket.
 pub(crate) fn is_tcp(fd: c_int) -> bool {
     quietly(|| option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP))

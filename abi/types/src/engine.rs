@@ -415,7 +415,7 @@ pub struct EngineApi {
     ///
     /// A port of InfiniBand, if it is to be one, has a `lid` and `sm_lid`, and demands no GRH. All others
     /// are as a RoCE port shows itself: ACTIVE, `phys_state` 5, link layer Ethernet, `lid` and `sm_lid` 0,
-    /// both MTUs 4096, `gid_tbl_len` 4 or 1, `pkey_tbl_len` 1, `flags` `IBV_QPF_GRH_REQUIRED`,
+    /// both MTUs 4096, `gid_tbl_len` 4 to 32 or 1, `pkey_tbl_len` 1, `flags` `IBV_QPF_GRH_REQUIRED`,
     /// `port_cap_flags` `IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS`, a width and speed that exist
     /// (2 and 32: 4X EDR; UCX computes with them), `max_vl_num` 1, `max_msg_sz` 1 GiB or more.
     pub query_port:
@@ -597,6 +597,9 @@ pub struct EngineApi {
 
     // --- plans of faults -----------------------------------------------------------------------
     /// Tells a plan of faults, if there is one, of a call that needs nothing of the engine: one of
+    /// Fills in one row of the GID table of `quipu0`, also where no device is open; an index beyond the
+    /// table is Invalid.
+    pub list_gid: unsafe extern "C" fn(index: u32, out: *mut ibv_gid_entry) -> i32,
     /// [`EngineCall`]. The status is what the call is to fail with.
     pub note_call: unsafe extern "C" fn(call: u32) -> i32,
 
@@ -609,10 +612,13 @@ pub struct EngineApi {
 
     // --- multicast -----------------------------------------------------------------------------
     /// Attaches a datagram QP to the group of a multicast GID; twice is as good as once. A QP that is
-    /// attached cannot be destroyed: Busy. Another type of QP, or no multicast GID: Invalid.
-    pub attach_mcast: unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid) -> i32,
-    /// Detaches it; Invalid if it is not attached.
-    pub detach_mcast: unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid) -> i32,
+    /// attached cannot be destroyed: Busy. Another type of QP, or no multicast GID: Invalid. The group is
+    /// joined on the network of the address in the row `sgid_index` of the GID table.
+    pub attach_mcast:
+        unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid, sgid_index: u8) -> i32,
+    /// Detaches it; Invalid if it is not attached, or not on that network.
+    pub detach_mcast:
+        unsafe extern "C" fn(qp: QpHandle, gid: *const ibv_gid, sgid_index: u8) -> i32,
 
     // --- extended reliable connections ---------------------------------------------------------
     /// Opens an XRC domain (`ibv_open_xrcd(3)`): a new one if `fd` is -1, else the one of the inode

@@ -36,7 +36,7 @@ pub(crate) fn level() -> Result<Option<String>> {
     let was = default();
     let moved = match (sys::find_program("ip"), Config::from_env().ok().and_then(|c| c.address)) {
         // Only the loopback interface would be there.
-        (_, Some(address)) if !address.is_loopback() => Err(anyhow::anyhow!(
+        (_, Some(address)) if !address.ip.is_loopback() => Err(anyhow::anyhow!(
             "QUIPU_ADDRESS is {address}, which no network namespace would have"
         )),
         (None, _) => Err(anyhow::anyhow!("there is no `ip`; Debian has it in iproute2")),

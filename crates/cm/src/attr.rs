@@ -90,7 +90,7 @@ impl Cm {
             has_device: id.has_device(self.config.gid),
             protocol: id.protocol,
             has_path: !before,
-            sgid: id.own_gid(self.config.gid),
+            sgid: id.own_gid(&self.own),
             dgid: id.peer.map_or(of_address, |peer| peer.gid),
             path_mtu: self.path_mtu(id),
             traffic_class: id.traffic_class(),
@@ -156,7 +156,7 @@ impl Cm {
         let endless = own.is_none_or(|own| own.rnr_retry_count == 7);
         // Only the side that connects says how often to repeat.
         let retry_count = own.filter(|_| !id.asked).map_or(peer.retry_count, |own| own.retry_count);
-        let path = id.path_to(peer.gid);
+        let path = id.path_to(&self.own, peer.gid);
         let (timeout, set) = (id.ack_timeout(), id.options.ack_timeout.is_some());
         let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
         Ok(QpParams {

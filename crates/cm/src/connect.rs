@@ -121,7 +121,7 @@ impl Cm {
         let psn = self.draw_psn();
         let path_mtu = self.config.path_mtu;
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
-        let gid = id.own_gid(self.config.gid);
+        let gid = id.own_gid(&self.own);
         Ok(Offer {
             port_space: id.space.code(),
             qp_type: id.service(),
@@ -563,7 +563,7 @@ impl Cm {
         let Ok(Setup::Request(offer, data)) = Setup::parse(&request.private_data) else {
             return self.refuse_stream(key, &no_such_service);
         };
-        if !self.config.takes_quipu || offer.port_space != listener.space.code() {
+        if !self.serves(local, peer) || offer.port_space != listener.space.code() {
             return self.refuse_stream(key, &no_such_service);
         }
         // Those of RDMA_PS_TCP may get queue pairs of any type, whatever they were made for.

@@ -26,7 +26,7 @@ impl Cm {
         self.check_join(key, address, cookie)?;
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         id.groups.push(Group { cookie, reported: 0 });
-        let path = Some(id.path_to(gid_of(address)));
+        let path = Some(id.path_to(&self.own, gid_of(address)));
         let peer = Peer { qpn: GROUP_QPN, qkey: UDP_QKEY, path, ..Peer::default() };
         let (kind, status, listener, private_data) =
             (EventKind::MulticastJoin, 0, 0, Box::default());

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use quipu_wire::cm::Offer;
 
+use crate::addresses::Addresses;
 use crate::again::Again;
 use crate::keys::{ChannelKey, IdKey, StreamKey};
 use crate::types::{Event, Path, PortSpace, Protocol, gid_of, qp_type};
@@ -219,11 +220,12 @@ impl Id {
         !(ip.is_unspecified() || alone && foreign)
     }
 
-    /// Where its queue pairs are, on an adapter with the GID `gid`: QPIP's are at the address of its link.
-    pub(crate) fn own_gid(&self, gid: [u8; 16]) -> [u8; 16] {
+    /// Where its queue pairs are, on an engine with these addresses: QPIP's are at the address of its link.
+    pub(crate) fn own_gid(&self, own: &Addresses) -> [u8; 16] {
         match (self.protocol, self.src) {
             (Protocol::Qpip, Some(src)) => gid_of(src.ip()),
-            _ => gid,
+            (_, Some(src)) => own.gid(own.row_of(src)),
+            (_, None) => own.gid(0),
         }
     }
 
@@ -236,7 +238,8 @@ impl Id {
         self.options.ack_timeout.map_or(ACK_TIMEOUT, |code| code.min(31))
     }
 
-    pub(crate) fn path_to(&self, dgid: [u8; 16]) -> Path {
-        Path { dgid, traffic_class: self.traffic_class() }
+    pub(crate) fn path_to(&self, own: &Addresses, dgid: [u8; 16]) -> Path {
+        let sgid_index = self.src.map_or(0, |src| own.row_of(src));
+        Path { dgid, sgid_index, traffic_class: self.traffic_class() }
     }
 }

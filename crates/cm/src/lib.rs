@@ -21,6 +21,7 @@
 //! Time is in nanoseconds since any fixed moment.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod admission;
 mod again;
 mod attr;
@@ -42,6 +43,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use rand_chacha::ChaCha20Rng;
 use rand_core::{RngCore, SeedableRng};
 
+use addresses::Addresses;
 use admission::Admission;
 use events::Channel;
 use id::{Id, Listener, State};
@@ -79,6 +81,7 @@ enum Clocked {
 /// The connection management of one engine.
 pub struct Cm {
     config: Config,
+    own: Addresses,
     rng: ChaCha20Rng,
     channels: Slab<ChannelKey, Channel>,
     ids: Slab<IdKey, Id>,
@@ -98,6 +101,7 @@ impl Cm {
     pub fn new(config: Config) -> Self {
         Self {
             rng: ChaCha20Rng::from_seed(config.seed),
+            own: Addresses::of(config.gid),
             config,
             channels: Slab::new(),
             ids: Slab::new(),

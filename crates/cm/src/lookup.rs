@@ -53,8 +53,8 @@ impl Cm {
             return Err(CallError::Invalid("the length of the private data"));
         }
         let number = self.rng.next_u32();
-        let gid = self.config.gid;
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
+        let gid = id.own_gid(&self.own);
         let (port_space, data) = (id.space.code(), &param.private_data[..]);
         let request = Message::Request { port_space, id: number, gid, data }.to_bytes();
         let bytes = request.clone();
@@ -126,7 +126,7 @@ impl Cm {
             let (kind, peer) = (EventKind::Unreachable, Peer::default());
             return self.tell_data(key, kind, status.into(), data, peer);
         }
-        let path = Some(id.path_to(gid));
+        let path = Some(id.path_to(&self.own, gid));
         let peer = Peer { qpn, qkey, path, ..Peer::default() };
         let data = padded(data, wire::SIDR_REP_DATA);
         self.tell_data(key, EventKind::Established, 0, data, peer);
@@ -138,7 +138,8 @@ impl Cm {
             return;
         }
         let Message::Request { port_space, id: number, gid, data } = request else { return };
-        let own_gid = self.config.gid;
+        let own_gid = self.own.gid(self.own.row_of(local));
+        let serves = self.serves(local, peer);
         let Some(listener) = self.ids.get_mut(by) else { return };
         let space = listener.space;
         let State::Listening(state) = &mut listener.state else { return };
@@ -151,7 +152,7 @@ impl Cm {
             }
             None => {}
         }
-        if !self.config.takes_quipu || port_space != space.code() {
+        if !serves || port_space != space.code() {
             let reply = Message::Reply {
                 status: status::UNSUPPORTED,
                 id: number,
@@ -174,7 +175,7 @@ impl Cm {
         child.dst = Some(peer);
         child.state = State::Asked(Question { listener: by, number });
         child.options.tos = listener.options.tos;
-        let path = Some(child.path_to(gid));
+        let path = Some(child.path_to(&self.own, gid));
         let child = self.add_child(by, child);
         let data = padded(data, wire::SIDR_REQ_DATA);
         let peer = Peer { path, ..Peer::default() };
@@ -191,12 +192,13 @@ impl Cm {
         if param.private_data.len() > wire::SIDR_REP_DATA {
             return Err(CallError::Invalid("the length of the private data"));
         }
+        let id = self.ids.get(key).ok_or(CallError::NoSuchObject)?;
         let reply = Message::Reply {
             status: status::SUCCESS,
             id: question.number,
             qpn: param.qpn,
             qkey: if param.qkey == 0 { UDP_QKEY } else { param.qkey },
-            gid: self.config.gid,
+            gid: id.own_gid(&self.own),
             data: &param.private_data,
         };
         self.send_answer(key, question, reply.to_bytes());
@@ -210,7 +212,7 @@ impl Cm {
             id: question.number,
             qpn: 0,
             qkey: 0,
-            gid: self.config.gid,
+            gid: self.own.gid(0),
             data,
         };
         self.send_answer(key, question, reply.to_bytes());

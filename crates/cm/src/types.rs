@@ -11,7 +11,8 @@ use crate::keys::{IdKey, StreamKey};
 /// Sizes, times and the identity of an engine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the queue pairs of this engine are.
+    /// The first address of this engine: where its queue pairs are, unless the program chooses another
+    /// address. Row 0 of its GID table.
     pub gid: [u8; 16],
     /// Path MTU code as in verbs, 1 (256 B) to 5 (4096 B).
     pub path_mtu: u8,
@@ -202,6 +203,8 @@ pub struct Peer {
 pub struct Path {
     /// Where the peer is.
     pub dgid: [u8; 16],
+    /// The row of the own GID table with the address that the peer is reached from.
+    pub sgid_index: u8,
     /// Traffic class; its upper three bits are the service level.
     pub traffic_class: u8,
 }

@@ -1,10 +1,51 @@
-//! Which address of this host the device has.
+//! Which addresses of this host the device has.
 
 use std::ffi::CStr;
+use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
+use crate::error::OpenError;
 use crate::sys::{RawAddr, check, with_more_descriptors};
+
+/// The address that a user wants the device to have: `10.0.0.1`, `fd00::1`, or with the interface that has
+/// it, `fe80::1%eth0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// The name or the number of its interface. Only link-local addresses of IPv6 need one, and they only
+    /// where several interfaces have the same.
+    pub interface: Option<String>,
+}
+
+impl<A: Into<IpAddr>> From<A> for WantedAddress {
+    fn from(ip: A) -> Self {
+        Self { ip: ip.into(), interface: None }
+    }
+}
+
+impl FromStr for WantedAddress {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (ip, interface) = match text.split_once('%') {
+            Some((ip, interface)) if !interface.is_empty() => (ip, Some(interface.to_owned())),
+            _ => (text, None),
+        };
+        Ok(Self { ip: ip.parse()?, interface })
+    }
+}
+
+impl fmt::Display for WantedAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.interface {
+            Some(interface) => write!(f, "{}%{interface}", self.ip),
+            None => write!(f, "{}", self.ip),
+        }
+    }
+}
 
 /// An address of an interface of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +74,23 @@ impl HostAddress {
             }
         };
         self.up && !self.loopback && scope
+    }
+
+    /// True for an address that peers on other hosts may know, if only those on the same link.
+    fn is_usable(&self) -> bool {
+        self.up && !self.ip.is_loopback() && !self.ip.is_unspecified()
+    }
+
+    /// The address as a user would name it: with the interface, if it is link-local.
+    fn name(&self) -> WantedAddress {
+        let interface = (self.scope_id() != 0).then(|| self.interface.clone());
+        WantedAddress { ip: self.ip, interface }
+    }
+
+    /// Whether this is the address that a user wants.
+    fn is(&self, wanted: &WantedAddress) -> bool {
+        let named = |name: &String| *name == self.interface || *name == self.index.to_string();
+        self.ip == wanted.ip && wanted.interface.as_ref().is_none_or(named)
     }
 
     /// The MTU code of verbs, 1 (256 B) to 5 (4096 B), that a port with this address shows as active: the
@@ -143,6 +201,42 @@ pub fn default_address(addresses: &[HostAddress]) -> HostAddress {
         })
 }
 
+/// The addresses of a device: `wanted` alone, or by default all that peers may know of this host, in the
+/// kernel's order but for the first, which is the [`default_address`].
+///
+/// # Errors
+///
+/// Nobody has the address that is wanted, or its interface is down; or the addresses cannot be listed.
+pub fn device_addresses(wanted: Option<&WantedAddress>) -> Result<Vec<HostAddress>, OpenError> {
+    let all = host_addresses().map_err(OpenError::Addresses)?;
+    let Some(wanted) = wanted else { return Ok(usable_addresses(&all)) };
+    let exact = all.iter().find(|address| address.is(wanted)).cloned();
+    let unnamed = wanted.interface.is_none();
+    let found = exact.or_else(|| unnamed.then(|| find_address(&all, wanted.ip)).flatten());
+    let Some(found) = found else {
+        let available: Vec<_> = all.iter().map(|address| address.name().to_string()).collect();
+        let available = available.join(", ");
+        return Err(OpenError::NoSuchAddress { address: wanted.clone(), available });
+    };
+    if found.up {
+        Ok(vec![found])
+    } else {
+        Err(OpenError::InterfaceDown { address: wanted.ip, interface: found.interface })
+    }
+}
+
+/// The addresses of a device for which no address is wanted.
+pub(crate) fn usable_addresses(all: &[HostAddress]) -> Vec<HostAddress> {
+    let first = default_address(all);
+    // A host without any other network has the loopback in both families.
+    let alone = first.ip.is_loopback();
+    let others = all.iter().filter(|other| {
+        let loopback = alone && other.up && other.ip.is_loopback();
+        (other.is_usable() || loopback) && (other.ip, other.index) != (first.ip, first.index)
+    });
+    std::iter::once(&first).chain(others).cloned().collect()
+}
+
 /// The interface that has `ip`. Every address of 127.0.0.0/8 belongs to the loopback.
 #[must_use]
 pub fn find_address(addresses: &[HostAddress], ip: IpAddr) -> Option<HostAddress> {
@@ -190,6 +284,44 @@ mod tests {
         assert_eq!(v6.scope_id(), 0);
         assert_eq!(find_address(&all, "127.0.0.9".parse().unwrap()).unwrap().interface, "lo");
         assert_eq!(find_address(&all, "10.9.9.9".parse().unwrap()), None);
+    }
+
+    #[test]
+    fn a_device_has_every_usable_address_with_the_default_first() {
+        let ips = |all: &[HostAddress]| -> Vec<String> {
+            usable_addresses(all).iter().map(|it| it.name().to_string()).collect()
+        };
+        let lo = [address("127.0.0.1", "lo"), address("::1", "lo")];
+        let down = HostAddress { up: false, ..address("10.0.2.1", "eth2") };
+        let all = [
+            address("2001:db8::1", "eth0"),
+            lo[0].clone(),
+            address("10.0.0.1", "eth0"),
+            address("10.0.1.1", "eth1"),
+            down,
+            address("10.255.0.1", "lo"),
+            lo[1].clone(),
+            address("fe80::1", "eth0"),
+        ];
+        let expected = ["10.0.0.1", "2001:db8::1", "10.0.1.1", "10.255.0.1", "fe80::1%eth0"];
+        assert_eq!(ips(&all), expected);
+        assert_eq!(
+            ips(&[lo[0].clone(), lo[1].clone(), all[7].clone()]),
+            ["127.0.0.1", "::1", "fe80::1%eth0"]
+        );
+        assert_eq!(ips(&lo), ["127.0.0.1", "::1"]);
+    }
+
+    #[test]
+    fn an_address_may_be_named_with_its_interface() {
+        let wanted: WantedAddress = "fe80::1%eth0".parse().unwrap();
+        assert_eq!(wanted.to_string(), "fe80::1%eth0");
+        let index: WantedAddress = "fe80::1%7".parse().unwrap();
+        let [here, there] = ["eth0", "eth1"].map(|interface| address("fe80::1", interface));
+        assert!(here.is(&wanted) && !there.is(&wanted));
+        assert!(here.is(&index) && here.is(&here.ip.into()));
+        assert!("eth0".parse::<WantedAddress>().is_err());
+        assert!("%eth0".parse::<WantedAddress>().is_err());
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! How an engine is set up. One struct; the environment is read here and nowhere else.
 
 use std::ffi::OsString;
-use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +8,7 @@ use std::time::Duration;
 use quipu_nic::{Crc, LinkLayer, WriteOrder};
 use quipu_strict::Ignored;
 
+use crate::address::WantedAddress;
 use crate::qpip::QpipConfig;
 
 mod iwarp;
@@ -21,7 +21,7 @@ mod iwarp;
 ///
 /// | variable | values | meaning |
 /// |---|---|---|
-/// | `QUIPU_ADDRESS` | an IPv4 or IPv6 address of this host | the address of the device; the default is chosen as [`Config::address`] says |
+/// | `QUIPU_ADDRESS` | an IPv4 or IPv6 address of this host, as `fe80::1%eth0` if it is link-local | the one address that the device has; by default it has all of this host, see [`Config::address`] |
 /// | `QUIPU_DEVICES` | some of `quipu0`, `quipu_iw0` and, where there is a link for QPIP, `quipu_qp0`, with commas between them (default: all) | which devices programs see, in that order |
 /// | `QUIPU_CM_DEVICE` | `quipu0`, `quipu_iw0`, `quipu_qp0`; by default `quipu0`, or the first one shown | the device from which `rdma_cm` connects, and so what it speaks: as Quipus do, plain iWARP, or TCP alone; peers with an address of the packet link's are always reached by the last |
 /// | `QUIPU_LINK_LAYER` | `ethernet` (default), `infiniband` | the kind of port that `quipu0` shows: that of RoCE, or one with a LID, for programs that name their peers so |
@@ -51,9 +51,9 @@ mod iwarp;
 /// | `QUIPU_LOG` | as `RUST_LOG`, such as `debug` | what is logged; read by whoever installs a `tracing` subscriber, see [`Config::log`] |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The address of the device. `None`: the first address of an interface that is up and not the
-    /// loopback, IPv4 before global IPv6; without one, 127.0.0.1.
-    pub address: Option<IpAddr>,
+    /// The one address of the device. `None`: all addresses of this host, the first of which is that of an
+    /// interface that is up and not the loopback, IPv4 before global IPv6; without one, 127.0.0.1.
+    pub address: Option<WantedAddress>,
     /// The devices that programs see, in the order in which they are listed. Not empty.
     pub devices: Vec<Device>,
     /// The one from which connection management connects; one of those.
@@ -283,8 +283,13 @@ impl Config {
         let mut config = Self::default();
         if let Some(value) = lookup("QUIPU_ADDRESS")? {
             let address = value.trim().parse();
-            config.address =
-                Some(address.map_err(|_| bad("QUIPU_ADDRESS", value, "an IP address"))?);
+            config.address = Some(address.map_err(|_| {
+                bad(
+                    "QUIPU_ADDRESS",
+                    value,
+                    "an IP address, or one with its interface (fe80::1%eth0)",
+                )
+            })?);
         }
         if let Some(value) = lookup("QUIPU_LINK_LAYER")? {
             config.link_layer = match value.trim() {

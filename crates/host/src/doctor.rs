@@ -3,9 +3,10 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::accounts;
-use crate::address::{default_address, find_address, host_addresses};
+use crate::address::{HostAddress, device_addresses};
 use crate::clock;
 use crate::config::{Config, PeerMemoryPolicy, SameHost};
+use crate::error::OpenError;
 use crate::link::probe;
 use crate::link::segment::{self, MAX_BYTES, Writers};
 use crate::link::socket;
@@ -70,35 +71,49 @@ pub fn examine(config: &Config) -> Vec<Check> {
 
 fn address(config: &Config) -> Check {
     const NAME: &str = "address";
-    let addresses = match host_addresses() {
-        Ok(addresses) => addresses,
+    let wanted = config.address.as_ref();
+    let found = match device_addresses(wanted) {
+        Ok(found) => found,
+        Err(OpenError::InterfaceDown { address, interface }) => {
+            return Check::new(NAME, Verdict::Fail, format!("{interface} of {address} is down"))
+                .remedy(format!("ip link set {interface} up"));
+        }
+        Err(OpenError::NoSuchAddress { address, available }) => {
+            return Check::new(NAME, Verdict::Fail, format!("no interface has {address}"))
+                .remedy(format!("set QUIPU_ADDRESS to one of: {available}"));
+        }
         Err(error) => {
-            return Check::new(NAME, Verdict::Fail, format!("cannot list addresses: {error}"))
+            return Check::new(NAME, Verdict::Fail, error.to_string())
                 .remedy("give the address of the device with QUIPU_ADDRESS");
         }
     };
-    let Some(wanted) = config.address else {
-        let chosen = default_address(&addresses);
-        let detail = format!("{} on {} (chosen)", chosen.ip, chosen.interface);
-        let verdict = if chosen.loopback { Verdict::Warn } else { Verdict::Ok };
-        return Check::new(NAME, verdict, detail).remedy(
-            "only programs on this host can connect; bring an interface up, or set QUIPU_ADDRESS",
-        );
-    };
-    match find_address(&addresses, wanted) {
-        Some(found) if found.up => {
-            Check::new(NAME, Verdict::Ok, format!("{wanted} on {}", found.interface))
-        }
-        Some(found) => {
-            Check::new(NAME, Verdict::Fail, format!("{} of {wanted} is down", found.interface))
-                .remedy(format!("ip link set {} up", found.interface))
-        }
-        None => {
-            let all: Vec<_> = addresses.iter().map(|a| a.ip.to_string()).collect();
-            Check::new(NAME, Verdict::Fail, format!("no interface has {wanted}"))
-                .remedy(format!("set QUIPU_ADDRESS to one of: {}", all.join(", ")))
-        }
+    let first = &found[0];
+    let (place, others) = (format!("{} on {}", first.ip, first.interface), &found[1..]);
+    if wanted.is_some() {
+        let detail = format!("{place} (configured); programs use no other address");
+        return Check::new(NAME, Verdict::Ok, detail);
     }
+    let named = |other: &HostAddress| format!("{} on {}", other.ip, other.interface);
+    let detail = match others {
+        [] => format!("{place} (chosen)"),
+        _ => {
+            let others: Vec<_> = others.iter().map(named).collect();
+            format!("{place} (chosen), GID indexes 0 to 3; then {}", others.join(", "))
+        }
+    };
+    if !first.loopback {
+        return Check::new(NAME, Verdict::Ok, detail);
+    }
+    let check = Check::new(NAME, Verdict::Warn, detail);
+    if others.iter().any(|other| !other.ip.is_loopback()) {
+        return check.remedy(
+            "peers on other hosts are reached by rdma_cm, and by GID indexes from 4 on; give an interface \
+             an address that is not link-local, or choose one with QUIPU_ADDRESS (fe80::1%eth0)",
+        );
+    }
+    check.remedy(
+        "only programs on this host can connect; bring an interface up, or set QUIPU_ADDRESS",
+    )
 }
 
 fn ipv6() -> Check {
@@ -155,8 +170,8 @@ fn shared_memory() -> Check {
 fn abstract_sockets() -> Check {
     const NAME: &str = "abstract sockets";
     // No engine has port 0.
-    let address = SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), 0);
-    match socket::listen(address).and_then(|_listener| socket::connect(address)) {
+    let name = socket::Name::Everywhere(0);
+    match socket::listen(name).and_then(|_listener| socket::connect(name)) {
         Ok(_) => Check::new(NAME, Verdict::Ok, "available"),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
             Check::new(NAME, Verdict::Ok, "available (another `quipu doctor` is running)")

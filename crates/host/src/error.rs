@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use quipu_cm::CallError;
 use quipu_nic::Fault;
 
+use crate::address::WantedAddress;
 use crate::config::ConfigError;
 use crate::packet::Station;
 
@@ -23,7 +24,7 @@ pub enum OpenError {
     )]
     NoSuchAddress {
         /// What was asked for.
-        address: IpAddr,
+        address: WantedAddress,
         /// What there is, separated by commas.
         available: String,
     },

@@ -51,6 +51,7 @@ mod link;
 mod lock;
 mod mapped;
 mod net;
+mod own;
 pub mod packet;
 mod pages;
 mod port;
@@ -69,7 +70,9 @@ pub use quipu_nic as nic;
 pub use quipu_strict as strict;
 
 pub use accounts::{Account, AccountError};
-pub use address::{HostAddress, default_address, find_address, host_addresses};
+pub use address::{
+    HostAddress, WantedAddress, default_address, device_addresses, find_address, host_addresses,
+};
 pub use config::{
     CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, SharedPages,
     StrictMode, StrictOrder,

@@ -25,6 +25,15 @@ fn interface(address: &HostAddress) -> Option<u32> {
     found.map(|found| found.index)
 }
 
+/// What notices said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PortNews {
+    /// The event to raise if the port went down or up.
+    pub(crate) event: Option<AsyncEvent>,
+    /// Whether an address or an interface of the host has changed.
+    pub(crate) any: bool,
+}
+
 /// Notices of changes.
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -63,30 +72,36 @@ impl Port {
         &self.fd
     }
 
-    /// Reads the notices that have come; the event to raise if the port went down or up.
-    pub(crate) fn news(&mut self) -> Option<AsyncEvent> {
+    /// Reads the notices that have come.
+    pub(crate) fn news(&mut self) -> PortNews {
         let mut buffer = [0; 8192];
-        let mut concerned = false;
+        let (mut concerned, mut any) = (false, false);
         loop {
             match sys::receive(&self.fd, &mut buffer) {
                 Ok(0) => break,
-                Ok(len) => concerned |= concerns(&buffer[..len], self.interface),
+                Ok(len) => {
+                    any = true;
+                    concerned |= concerns(&buffer[..len], self.interface);
+                }
                 Err(error) if sys::would_block(&error) => break,
                 // More notices than there was room for, perhaps one for us.
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => concerned = true,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    (concerned, any) = (true, true)
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => break,
             }
         }
         if !concerned {
-            return None;
+            return PortNews { event: None, any };
         }
         let before = std::mem::replace(&mut self.interface, interface(&self.address));
-        match (before, self.interface) {
+        let event = match (before, self.interface) {
             (Some(_), None) => Some(AsyncEvent::PortErr),
             (None, Some(_)) => Some(AsyncEvent::PortActive),
             _ => None,
-        }
+        };
+        PortNews { event, any }
     }
 }
 
@@ -156,9 +171,9 @@ mod tests {
         let gone = HostAddress { ip: "192.0.2.77".parse().unwrap(), ..loopback.clone() };
         assert!(!is_up(&gone), "nobody has this address");
         if let Ok(mut port) = Port::watch(&loopback) {
-            assert_eq!(port.news(), None);
+            assert_eq!(port.news(), PortNews::default());
             port.interface = None;
-            assert_eq!(port.news(), None, "without a notice nobody looks");
+            assert_eq!(port.news(), PortNews::default(), "without a notice nobody looks");
         }
     }
 }

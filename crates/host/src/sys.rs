@@ -271,6 +271,34 @@ pub(crate) fn tcp_socket(ip: IpAddr) -> io::Result<OwnedFd> {
     adopt_socket(unsafe { libc::socket(family, kind, libc::IPPROTO_TCP) })
 }
 
+/// Has a socket that will be bound to the wildcard of IPv6 take IPv4 as well. Does nothing for others.
+pub(crate) fn take_both_families(fd: &OwnedFd, ip: IpAddr) -> io::Result<()> {
+    match ip {
+        IpAddr::V6(v6) if v6.is_unspecified() => {
+            set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What `open` gives for the first of these addresses whose family the host has.
+pub(crate) fn at_first_that_works<T>(
+    addresses: &[SocketAddr],
+    open: impl Fn(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    let lacks_family = |error: &io::Error| {
+        matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
+    };
+    let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
+    for address in addresses {
+        outcome = open(*address);
+        if !outcome.as_ref().is_err_and(lacks_family) {
+            break;
+        }
+    }
+    outcome
+}
+
 /// Binds a socket to an address.
 pub(crate) fn bind(fd: &OwnedFd, address: SocketAddr) -> io::Result<()> {
     let raw = RawAddr::new(address);
@@ -316,6 +344,17 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<(OwnedFd, SocketAddr)> {
     // SAFETY: the kernel filled in an address of its family, in zeroed storage.
     let peer = unsafe { RawAddr::decode(storage.as_ptr().cast()) };
     Ok((fd, peer.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?))
+}
+
+/// An address as the peer would give it: IPv4 that came through a socket of both families is IPv4.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(ip) => SocketAddr::new(ip.into(), v6.port()),
+            None => address,
+        },
+        SocketAddr::V4(_) => address,
+    }
 }
 
 /// The address that a socket is bound to.

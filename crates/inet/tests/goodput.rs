@@ -141,7 +141,7 @@ fn very_late(way: u64, late: u64) -> (u64, u64, u64) {
 }
 
 /// Packets that are late by more than a round trip are not all sent again: the reordering window becomes as
-/// wide as they are late. With SRTT as its bound a fifth of everything was sent twice, at a tenth of the rate.
+/// wide as they are late. With SRTT as its bound a fifth of everything went twice, at a tenth of the rate.
 #[test]
 fn reordering_beyond_the_round_trip() {
     let mut table = String::from("way us  late us              KB/s  again/1000");

@@ -13,7 +13,9 @@ use crate::counters::AdapterCounters;
 use crate::cq::{Cq, Pushed};
 use crate::datagram::{Ah, DatagramDrops};
 use crate::event::{Action, Event};
+use crate::gids::Gids;
 use crate::link::{LinkState, PeerMemory, Restless};
+use crate::multicast::GroupMember;
 use crate::port::LinkLayer;
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
@@ -44,7 +46,7 @@ pub enum Crc {
 /// Sizes and identity of an adapter.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The one entry of its GID table.
+    /// Its first address: rows 0 to 3 of its GID table.
     pub gid: Gid,
     /// The kind of port that it shows.
     pub link_layer: LinkLayer,
@@ -234,6 +236,8 @@ pub(crate) enum Alarm {
 /// All that the processing of one queue pair touches beside the queue pair itself.
 pub(crate) struct Hub<P> {
     pub(crate) config: Config,
+    /// The addresses of the adapter.
+    pub(crate) gids: Gids,
     pub(crate) counters: AdapterCounters,
     pub(crate) probe: P,
     pub(crate) now: Time,
@@ -261,8 +265,8 @@ pub(crate) struct Hub<P> {
     /// Queue pairs with datagrams to send, each once, in the order of service.
     pub(crate) datagrams_ready: VecDeque<QpId>,
     pub(crate) datagram_drops: DatagramDrops,
-    /// Multicast groups with those attached to them, and the names by which; none is empty.
-    pub(crate) groups: BTreeMap<IpAddr, Vec<(QpId, Gid)>>,
+    /// Multicast groups with those attached to them; none is empty.
+    pub(crate) groups: BTreeMap<IpAddr, Vec<GroupMember>>,
     /// Which frames go to which queue pairs.
     pub(crate) rules: Rules,
     /// Where they count what they match.
@@ -468,6 +472,7 @@ impl<P: Probe> Adapter<P> {
                 denied: None,
                 unordered: None,
                 scratch: Vec::new(),
+                gids: Gids::of(config.gid),
                 config,
             },
         }

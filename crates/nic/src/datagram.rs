@@ -14,7 +14,7 @@ use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
 use crate::fate::{self, Met};
 use crate::multicast::multicast_group;
-use crate::port::LinkLayer;
+use crate::port::{LinkLayer, check_source};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
 use crate::raw;
@@ -40,6 +40,8 @@ const IPV4_ROUTE: u8 = 8 | 2;
 pub struct Departure {
     /// The queue pair that sends it: from the UDP port of its number.
     pub from: QpNum,
+    /// The row of the GID table with the address that it is sent from.
+    pub sgid_index: u8,
     /// Where it goes.
     pub to: SocketAddr,
     /// Traffic class of the IP header.
@@ -135,11 +137,10 @@ impl<P: Probe> Adapter<P> {
         if av.port_num != 1 {
             return Err(Fault::Invalid("the adapter has one port, number 1"));
         }
-        let own = self.hub.config.gid;
-        let av = self.hub.config.link_layer.resolve(own, av)?;
-        let same_family = IpAddr::from(av.dgid).is_ipv4() == IpAddr::from(own).is_ipv4();
-        if !same_family && multicast_group(own, av.dgid).is_none() {
-            return Err(Fault::Invalid("cannot send to an address of the other family"));
+        let gids = &self.hub.gids;
+        let av = self.hub.config.link_layer.resolve(gids, av)?;
+        if multicast_group(gids.row_of(&av), av.dgid).is_none() {
+            check_source(gids, &av)?;
         }
         let made = self.hub.ahs.insert(Ah { pd, av });
         let id = made.ok_or(Fault::Exhausted("address handles"))?;
@@ -313,7 +314,8 @@ fn compose<P: Probe>(
             .map_err(|_| WcStatus::LocProtErr)?,
     }
     hub.probe.stage(Stage::GetData, rest.len());
-    Ok(Some(Departure { from: qp.num, to, traffic_class, hop_limit, len }))
+    let sgid_index = hub.gids.index_of(&av);
+    Ok(Some(Departure { from: qp.num, sgid_index, to, traffic_class, hop_limit, len }))
 }
 
 /// The header and the destination of the message of the request at `position`.
@@ -330,7 +332,7 @@ fn address<P>(qp: &Qp, hub: &Hub<P>, position: u32) -> (Datagram, SocketAddr) {
         solicited: wqe.flags.contains(SendFlags::SOLICITED),
         frame: false,
     };
-    let to = match multicast_group(hub.config.gid, to.av.dgid) {
+    let to = match multicast_group(hub.gids.row_of(&to.av), to.av.dgid) {
         Some(group) => SocketAddr::new(group, hub.config.multicast_port),
         None => SocketAddr::new(IpAddr::from(to.av.dgid), QpNum(to.qpn).port()),
     };

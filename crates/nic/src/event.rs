@@ -74,6 +74,8 @@ pub enum Action {
         conn: ConnId,
         /// Address and port.
         peer: SocketAddr,
+        /// The row of the GID table with the address to reach it from.
+        sgid_index: u8,
     },
     /// From now on count the peer of a stream as gone when it has not acknowledged bytes for this long
     /// (the user timeout of TCP, RFC 9293 3.8.3), and notice when it vanishes while nothing is under way.

@@ -31,6 +31,7 @@ mod doorbell;
 mod error;
 mod event;
 mod fate;
+mod gids;
 mod linger;
 mod link;
 mod management;
@@ -67,12 +68,13 @@ pub use datagram::{Arrival, DatagramDrops, Departure, MAX_DATAGRAM, MAX_DATAGRAM
 pub use error::{Fault, Loss};
 pub use event::{Action, Event, StreamChange};
 pub use fate::Fate;
+pub use gids::GID_ROWS;
 pub use link::{
     Atomic, FETCHED_MAX, LINK_MESSAGE_MAX, Link, LinkEnd, LinkMessage, PeerMemory, PeerMemoryFault,
     Restless,
 };
 pub use management::Region;
-pub use multicast::multicast_group;
+pub use multicast::{GroupMember, multicast_group};
 pub use plain::{Adoption, Role};
 pub use port::LinkLayer;
 pub use probe::{Ends, Header, NoProbe, Passage, Probe, Stage};

@@ -104,9 +104,9 @@ pub struct Link {
     pub own: Segment,
     /// The segment that the peer created.
     pub peer: Segment,
-    /// The GID of the peer's engine, for which alone it speaks. That it is an address of this host is for the
-    /// world below to make sure.
-    pub peer_gid: Gid,
+    /// The GID of the peer's engine, for which alone it speaks: the world below makes sure that it is an
+    /// address of this host. `None` for an engine that has all addresses of this host.
+    pub peer_gid: Option<Gid>,
     /// Access to the peer's memory, if the host allows it: in both directions, or neither end has any.
     pub peer_memory: Option<Arc<dyn PeerMemory>>,
     /// The peer's directory of regions, if it gave one.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use quipu_iwarp::wire::datagram::Datagram;
 
-use crate::adapter::Adapter;
+use crate::adapter::{Adapter, Hub};
 use crate::datagram::{Arrival, deliver};
 use crate::error::Fault;
 use crate::probe::Probe;
@@ -60,14 +60,41 @@ pub fn multicast_group(own: Gid, mgid: Gid) -> Option<IpAddr> {
     }
 }
 
+/// How a queue pair is attached to a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupMember {
+    /// The queue pair.
+    pub qp: QpId,
+    /// The multicast GID by which it was attached.
+    pub mgid: Gid,
+    /// The row of the GID table with the address on whose network the group is joined.
+    pub sgid_index: u8,
+}
+
+impl<P> Hub<P> {
+    /// The group that a multicast GID stands for on the network of a row of the GID table.
+    fn group_of(&self, mgid: Gid, sgid_index: u8) -> Result<IpAddr, Fault> {
+        let row = self.gids.row(sgid_index);
+        let own = row.ok_or(Fault::Invalid("the GID table has no row with this index"))?;
+        multicast_group(own, mgid).ok_or(Fault::Invalid("the GID is no multicast address"))
+    }
+}
+
 impl<P: Probe> Adapter<P> {
-    /// The group that a multicast GID stands for.
+    /// The group that a multicast GID stands for, on the network of the adapter's first address.
     ///
     /// # Errors
     /// It is no multicast address.
     pub fn group_of(&self, mgid: Gid) -> Result<IpAddr, Fault> {
-        multicast_group(self.hub.config.gid, mgid)
-            .ok_or(Fault::Invalid("the GID is not a multicast address"))
+        self.hub.group_of(mgid, 0)
+    }
+
+    /// As [`group_of`](Self::group_of) on the network of another address: that of a row of the GID table.
+    ///
+    /// # Errors
+    /// It is no multicast address, or there is no such row.
+    pub fn group_from(&self, mgid: Gid, sgid_index: u8) -> Result<IpAddr, Fault> {
+        self.hub.group_of(mgid, sgid_index)
     }
 
     /// Attaches a datagram queue pair to the group that a multicast GID stands for, which the world below has
@@ -77,24 +104,33 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// No such queue pair, one of another service, no multicast GID, or a limit is reached.
     pub fn attach_multicast(&mut self, id: QpId, mgid: Gid) -> Result<(), Fault> {
+        self.attach_member(GroupMember { qp: id, mgid, sgid_index: 0 })
+    }
+
+    /// As [`attach_multicast`](Self::attach_multicast), on the network of any row of the GID table.
+    ///
+    /// # Errors
+    /// As there; or there is no such row.
+    pub fn attach_member(&mut self, member: GroupMember) -> Result<(), Fault> {
+        let id = member.qp;
         let qp = self.qps.get(id).ok_or(Fault::NoSuchObject)?;
         if qp.qp_type != QpType::Ud {
             return Err(Fault::Invalid("only datagram queue pairs may be attached to a group"));
         }
-        let group = self.group_of(mgid)?;
+        let group = self.hub.group_of(member.mgid, member.sgid_index)?;
         let (groups, config) = (&mut self.hub.groups, &self.hub.config);
         if !groups.contains_key(&group) && groups.len() >= config.max_multicast_groups as usize {
             return Err(Fault::Exhausted("multicast groups"));
         }
         let members = groups.entry(group).or_default();
-        if members.contains(&(id, mgid)) {
+        if members.contains(&member) {
             return Ok(());
         }
         if members.len() >= config.max_multicast_members as usize {
             return Err(Fault::Exhausted("places in this multicast group"));
         }
-        let beside = members.iter().position(|&(member, _)| member == id);
-        members.insert(beside.unwrap_or(members.len()), (id, mgid));
+        let same = members.iter().position(|known| known.qp == id);
+        members.insert(same.unwrap_or(members.len()), member);
         Ok(())
     }
 
@@ -104,26 +140,34 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// It is not attached by this GID.
     pub fn detach_multicast(&mut self, id: QpId, mgid: Gid) -> Result<bool, Fault> {
-        // Raw packet queue pairs are in the group of their segment by their flow rules.
-        if self.service_of(id).is_some_and(|service| service != QpType::Ud) {
-            return Err(Fault::Invalid("only datagram queue pairs are attached to groups"));
-        }
-        self.leave_group(id, self.group_of(mgid)?, mgid)
+        self.detach_member(GroupMember { qp: id, mgid, sgid_index: 0 })
     }
 
-    /// As [`detach_multicast`](Self::detach_multicast), whatever the service.
+    /// As [`detach_multicast`](Self::detach_multicast), on the network of any row of the GID table. Whether
+    /// nobody is attached there any more, so that the group is to be left on that network.
+    ///
+    /// # Errors
+    /// It is not attached in this way.
+    pub fn detach_member(&mut self, member: GroupMember) -> Result<bool, Fault> {
+        // Raw packet queue pairs are in the group of their segment by their flow rules.
+        if self.service_of(member.qp).is_some_and(|service| service != QpType::Ud) {
+            return Err(Fault::Invalid("only datagram queue pairs are attached to groups"));
+        }
+        self.leave_group(self.hub.group_of(member.mgid, member.sgid_index)?, member)
+    }
+
+    /// As [`detach_member`](Self::detach_member), whatever the service.
     pub(crate) fn leave_group(
         &mut self,
-        id: QpId,
         group: IpAddr,
-        mgid: Gid,
+        member: GroupMember,
     ) -> Result<bool, Fault> {
         let refusal = Fault::Invalid("the queue pair is not attached to this group");
         let members = self.hub.groups.get_mut(&group).ok_or(refusal)?;
-        let place = members.iter().position(|&member| member == (id, mgid)).ok_or(refusal)?;
+        let place = members.iter().position(|known| *known == member).ok_or(refusal)?;
         members.remove(place);
-        let last = members.is_empty();
-        if last {
+        let last = members.iter().all(|left| left.sgid_index != member.sgid_index);
+        if members.is_empty() {
             self.hub.groups.remove(&group);
         }
         Ok(last)
@@ -135,11 +179,24 @@ impl<P: Probe> Adapter<P> {
         self.hub.groups.contains_key(&group)
     }
 
+    /// Whether any queue pair is attached to a group on the network of a row of the GID table.
+    #[must_use]
+    pub fn has_group_on(&self, group: IpAddr, sgid_index: u8) -> bool {
+        let members = self.hub.groups.get(&group);
+        members.is_some_and(|all| all.iter().any(|member| member.sgid_index == sgid_index))
+    }
+
     /// The multicast GIDs by which a queue pair is attached to groups.
     #[must_use]
     pub fn groups_of(&self, id: QpId) -> Vec<Gid> {
+        self.memberships_of(id).into_iter().map(|member| member.mgid).collect()
+    }
+
+    /// How a queue pair is attached to groups.
+    #[must_use]
+    pub fn memberships_of(&self, id: QpId) -> Vec<GroupMember> {
         let members = self.hub.groups.values().flatten();
-        members.filter(|(member, _)| *member == id).map(|&(_, mgid)| mgid).collect()
+        members.filter(|member| member.qp == id).copied().collect()
     }
 
     /// Has a queue pair not hear from groups what it has sent to them (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
@@ -171,9 +228,9 @@ impl<P: Probe> Adapter<P> {
             };
         }
         let (mut index, mut last) = (0, None);
-        let is_own = arrival.from.ip() == IpAddr::from(self.hub.config.gid);
+        let is_own = self.hub.gids.has(Gid::from(arrival.from.ip()));
         let sender = is_own.then_some(QpNum(header.source_qpn));
-        while let Some(&(id, _)) =
+        while let Some(&GroupMember { qp: id, .. }) =
             self.hub.groups.get(&arrival.to).and_then(|group| group.get(index))
         {
             // One that is attached by several names stands there as often, in a row.

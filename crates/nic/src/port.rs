@@ -1,7 +1,10 @@
 //! The kind of port that the adapter shows, and how peers are named there.
 
+use std::net::IpAddr;
+
 use crate::error::Fault;
-use crate::types::{AddressVector, GID_ROWS, Gid};
+use crate::gids::Gids;
+use crate::types::{AddressVector, Gid};
 
 /// The link layer that the port shows, with the values of `ibv_port_attr.link_layer`. What is transmitted is
 /// the same for both.
@@ -40,19 +43,19 @@ impl LinkLayer {
         }
     }
 
-    /// A route with the GID to which it leads, as a program of a port with the address `own` may name it
+    /// A route with the GID to which it leads, as a program of a port with the addresses `own` may name it
     /// (IBA 11.2.2.1).
     ///
     /// # Errors
     /// Another source GID than there is, or a route that leads nowhere.
-    pub(crate) fn resolve(self, own: Gid, av: &AddressVector) -> Result<AddressVector, Fault> {
+    pub(crate) fn resolve(self, own: &Gids, av: &AddressVector) -> Result<AddressVector, Fault> {
         match (av.is_global, self) {
-            (true, _) if av.sgid_index >= GID_ROWS => {
-                Err(Fault::Invalid("the GID table has four entries, index 0 to 3"))
+            (true, _) if own.row(av.sgid_index).is_none() => {
+                Err(Fault::Invalid("the GID table has no row with this sgid_index"))
             }
             (true, _) => Ok(*av),
             (false, Self::InfiniBand) if av.dlid != 0 => {
-                Ok(AddressVector { dgid: own.in_subnet(av.dlid), ..*av })
+                Ok(AddressVector { dgid: own.row_of(av).in_subnet(av.dlid), ..*av })
             }
             (false, Self::InfiniBand) => Err(Fault::Invalid("a route needs a LID or a GID")),
             (false, Self::Ethernet) => Err(Fault::NoLids),
@@ -60,10 +63,27 @@ impl LinkLayer {
     }
 }
 
+/// Whether the peer that a route names can be reached from the source address that it names.
+///
+/// # Errors
+/// It cannot, ever: of the other family, or on another host while the source is the loopback.
+pub(crate) fn check_source(own: &Gids, av: &AddressVector) -> Result<(), Fault> {
+    let (source, dest) = (IpAddr::from(own.row_of(av)), IpAddr::from(av.dgid));
+    if source.is_ipv4() != dest.is_ipv4() {
+        return Err(Fault::Invalid(
+            "sgid_index and dgid name addresses of two families; choose another sgid_index",
+        ));
+    }
+    if source.is_loopback() && !own.is_of_host(av.dgid) {
+        return Err(Fault::Invalid(
+            "sgid_index names the loopback, which reaches this host alone; choose another sgid_index",
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-
     use super::*;
 
     fn gid(address: &str) -> Gid {
@@ -84,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_lid_alone_leads_somewhere_on_infiniband_only() {
-        let own = gid("192.0.2.1");
+        let own = &Gids::of(gid("192.0.2.1"));
         let local = AddressVector { dlid: 0x0205, port_num: 1, ..AddressVector::default() };
         let found = LinkLayer::InfiniBand.resolve(own, &local).unwrap();
         assert_eq!((found.dgid, found.is_global, found.dlid), (gid("192.0.2.5"), false, 0x0205));
@@ -95,7 +115,7 @@ mod tests {
         let global = AddressVector { is_global: true, dgid: gid("198.51.100.7"), ..local };
         for layer in [LinkLayer::Ethernet, LinkLayer::InfiniBand] {
             assert_eq!(layer.resolve(own, &global).unwrap(), global);
-            let no_row = AddressVector { sgid_index: GID_ROWS, ..global };
+            let no_row = AddressVector { sgid_index: 4, ..global };
             assert!(layer.resolve(own, &no_row).is_err());
         }
     }

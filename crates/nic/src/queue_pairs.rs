@@ -3,6 +3,7 @@
 use crate::adapter::{Adapter, Hub};
 use crate::connect;
 use crate::error::Fault;
+use crate::port::check_source;
 use crate::probe::Probe;
 use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
@@ -128,7 +129,8 @@ impl<P: Probe> Adapter<P> {
         check_values(attr, mask, &hub.config)?;
         let mut attr = *attr;
         if mask.contains(QpAttrMask::AV) {
-            attr.av = hub.config.link_layer.resolve(hub.config.gid, &attr.av)?;
+            attr.av = hub.config.link_layer.resolve(&hub.gids, &attr.av)?;
+            check_source(&hub.gids, &attr.av)?;
         }
         if matches!(to, QpState::Reset | QpState::Err) {
             take_arrived(qp, hub);
@@ -223,7 +225,7 @@ impl<P: Probe> Adapter<P> {
     /// flow rules.
     pub fn destroy_qp(&mut self, now: Time, id: QpId) -> Result<(), Fault> {
         self.hub.now = now;
-        if self.hub.groups.values().flatten().any(|&(member, _)| member == id) {
+        if self.hub.groups.values().flatten().any(|member| member.qp == id) {
             return Err(Fault::Busy);
         }
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;

@@ -246,16 +246,12 @@ pub struct QpInit {
     pub sq_sig_all: bool,
 }
 
-/// Rows of the GID table. All hold the one address of the adapter: programs and their scripts name the row
-/// that cards have for RoCE v2 over IPv4, which is 1 of Linux's soft RoCE and 3 of many others.
-pub const GID_ROWS: u8 = 4;
-
 /// Where a queue pair's peer is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
     /// The peer's GID.
     pub dgid: Gid,
-    /// Index into the own GID table, below [`GID_ROWS`].
+    /// Index into the own GID table: the address from which the peer is reached.
     pub sgid_index: u8,
     /// Service level.
     pub sl: u8,

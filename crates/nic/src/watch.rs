@@ -27,7 +27,7 @@ use crate::types::{Access, Flush, Payload, QpNum, SendFlags, SendOp, SendWr, WcS
 fn ends<P>(qp: &Qp, hub: &Hub<P>) -> Option<Ends> {
     let Path::Channel(path) = &qp.path else { return None };
     Some(Ends {
-        own: (hub.config.gid, qp.num),
+        own: (crate::connect::own_gid(qp, hub), qp.num),
         peer: (qp.attr.av.dgid, QpNum(qp.attr.dest_qp_num)),
         client: crate::connect::initiates(qp, hub),
         within: matches!(path.other, Other::Own(_)),

@@ -268,6 +268,7 @@ impl QueuePair {
     pub(crate) fn connect_as(&self, params: &QpParams) -> Result<(), Error> {
         let mut av = address_of(Gid(params.path.dgid));
         av.traffic_class = params.path.traffic_class;
+        av.sgid_index = params.path.sgid_index;
         self.bring_up(&QpAttr {
             path_mtu: params.path_mtu,
             dest_qp_num: params.dest_qpn,

@@ -486,7 +486,7 @@ impl World {
         let now = self.kernel.now();
         self.trace.line(now, || format!("host {h}: {action:?}"));
         match action {
-            Action::Connect { conn, peer } => {
+            Action::Connect { conn, peer, .. } => {
                 self.trace.note(&[1, h as u64, conn.0]);
                 self.connect(h, conn, peer);
             }
@@ -573,7 +573,7 @@ impl World {
             let link = Link {
                 own: segments[mine].clone(),
                 peer: segments[theirs].clone(),
-                peer_gid: self.hosts[peer].adapter.config().gid,
+                peer_gid: Some(self.hosts[peer].adapter.config().gid),
                 peer_memory: memory,
                 peer_directory: self.hosts[peer].directory.clone(),
             };

@@ -242,7 +242,7 @@ impl<'a, M: Shared> Sender<'a, M> {
     /// the ring: the receiver has revoked its consent, and they are to go over TCP.
     #[must_use]
     pub fn publish(&self, head: u64, len: usize) -> bool {
-        let after = written(head + len as u64, State::Open);
+        let after = written(head.wrapping_add(len as u64), State::Open);
         self.memory.swap(Word::Written, written(head, State::Open), after)
     }
 
@@ -295,7 +295,7 @@ impl<'a, M: Shared> Sender<'a, M> {
     /// Returns whether the ring is empty and closed: otherwise TCP takes no more for now, and what
     /// is in the ring still comes before what is sent next.
     pub fn finish_withdrawal(&self, from: u64, sent: usize) -> bool {
-        let from = from + sent as u64;
+        let from = from.wrapping_add(sent as u64);
         self.memory.store(Word::From, from);
         end_withdrawal(self.memory);
         let word = self.memory.load(Word::Written);

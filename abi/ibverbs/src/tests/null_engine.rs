@@ -501,8 +501,9 @@ table! {
     }
     note: note_call(_call: u32) { OK }
     free_ah: destroy_ah(ah: AhHandle) { state().drop_child(u64::from(ah.0)) }
-    attach: attach_mcast(_qp: QpHandle, gid: *const ibv_gid) {
+    list_gid: list_gid(_index: u32, out: *mut ibv_gid_entry) { *out = gid(); OK }
+    attach: attach_mcast(_qp: QpHandle, gid: *const ibv_gid, _sgid_index: u8) {
         if (*gid).raw[0] == 0xff { OK } else { INVALID }
     }
-    detach: detach_mcast(_qp: QpHandle, _gid: *const ibv_gid) { OK }
+    detach: detach_mcast(_qp: QpHandle, _gid: *const ibv_gid, _sgid_index: u8) { OK }
 }

@@ -243,8 +243,51 @@ unsafe extern "C-unwind" fn setsockopt(
     if KERNEL_ONLY.contains(&(level, name)) {
         life::plain_fd(fd, Reason::Feature);
     }
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
+        && len as usize >= size_of::<c_int>()
+        && !value.is_null()
+        && let Some(conn) = taken_nodelay(fd)
+    {
+        // SAFETY: the program passes a number of that length.
+        let value = unsafe { value.cast::<c_int>().read_unaligned() };
+        conn.nodelay.store(value != 0, Ordering::SeqCst);
+        return 0;
+    }
     real!(setsockopt(fd => c_int, level => c_int, name => c_int, value => *const c_void,
         len => socklen_t) -> c_int)
+}
+
+/// A socket whose `TCP_NODELAY` is the library's, not the program's.
+fn taken_nodelay(fd: c_int) -> Option<&'static Conn> {
+    let conn = table::conn(fd)?;
+    let is_taken = conn.mode() == Mode::Raised
+        && conn.sends.load(Ordering::SeqCst)
+        && !conn.leaving.load(Ordering::SeqCst);
+    is_taken.then_some(conn)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    let result = real!(getsockopt(fd => c_int, level => c_int, name => c_int,
+        value => *mut c_void, len => *mut socklen_t) -> c_int);
+    if result == 0
+        && (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
+        && let Some(conn) = taken_nodelay(fd)
+    {
+        let number = c_int::from(conn.nodelay.load(Ordering::SeqCst)).to_ne_bytes();
+        // SAFETY: the kernel has just written so many octets there.
+        unsafe {
+            let len = (*len as usize).min(number.len());
+            std::ptr::copy_nonoverlapping(number.as_ptr(), value.cast(), len);
+        }
+    }
+    result
 }
 
 /// What programs do by number passes the functions above. Some of it is handed to them; what would

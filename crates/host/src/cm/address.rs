@@ -10,16 +10,7 @@ use crate::cm::socket::Socket;
 use crate::error::EngineError;
 use crate::sys;
 
-/// An address as the peer would give it: IPv4 that came through a socket of both families is IPv4.
-pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
-    match address {
-        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
-            Some(ip) => SocketAddr::new(ip.into(), v6.port()),
-            None => address,
-        },
-        SocketAddr::V4(_) => address,
-    }
-}
+pub(super) use crate::sys::canonical;
 
 /// An address in the form that a socket bound to `local` takes.
 pub(super) fn for_socket(address: SocketAddr, local: SocketAddr) -> SocketAddr {
@@ -41,9 +32,13 @@ fn to_loopback(mut dst: SocketAddr) -> SocketAddr {
     dst
 }
 
-/// The own address from which the system reaches `dst`; port 0.
-fn source_for(dst: SocketAddr) -> io::Result<SocketAddr> {
+/// The own address from which the system reaches `dst`; port 0. `from`: this address, if `dst` can be reached
+/// from it.
+fn source_for(dst: SocketAddr, from: Option<SocketAddr>) -> io::Result<SocketAddr> {
     let probe = udp::socket(dst.ip())?;
+    if let Some(from) = from {
+        sys::bind(&probe, from)?;
+    }
     // A datagram socket only looks up the route. Any port will do.
     let mut to = dst;
     to.set_port(dst.port().max(1));
@@ -71,6 +66,10 @@ impl Manager {
             return Ok(self.cm.use_qpip(key)?);
         }
         let options = *self.cm.options(key)?;
+        if !self.may_bind(addr) {
+            // As the kernel's rdma_cm says of an address that no device has.
+            return Err(EngineError::Address(io::Error::from_raw_os_error(libc::ENODEV)));
+        }
         let socket = Socket::bind(addr, datagram, options).map_err(EngineError::Address)?;
         self.cm.bind(key, socket.local)?;
         put(&mut self.sockets, key.index(), socket);
@@ -117,14 +116,32 @@ impl Manager {
         Ok(self.cm.resolved(key, dst, found)?)
     }
 
-    /// As [`source_for`]. A group that no route leads to is reached from the device's address.
+    /// As [`source_for`], among the addresses that the user lets the engine have. A group that no route leads
+    /// to is reached from the device's address.
     fn source(&self, dst: SocketAddr) -> io::Result<SocketAddr> {
-        match source_for(dst) {
-            Err(_) if dst.ip().is_multicast() && self.own.is_ipv4() == dst.is_ipv4() => {
-                Ok(self.own)
+        let (own, found) = (self.own.source(0), source_for(dst, None));
+        let same_family = own.is_ipv4() == dst.is_ipv4();
+        match found {
+            Err(_) if dst.ip().is_multicast() && same_family => Ok(own),
+            Ok(source) if !self.may_reach(source, dst) => {
+                let chosen = same_family.then(|| source_for(dst, Some(own)));
+                chosen.unwrap_or_else(|| Err(io::Error::from_raw_os_error(libc::ENODEV)))
             }
-            source => source,
+            found => found,
         }
+    }
+
+    /// Whether an identifier may be bound to an address of this host: plain iWARP goes by any, and on this
+    /// host everybody is reached by the loopback.
+    fn may_bind(&self, addr: SocketAddr) -> bool {
+        let ip = addr.ip();
+        let other = self.own.is_of_host(ip) && !ip.is_loopback() && !ip.is_unspecified();
+        !other || self.cm.asks_plain() || self.cm.may_use(addr)
+    }
+
+    /// Whether a peer may be reached from an address of this host.
+    fn may_reach(&self, source: SocketAddr, dst: SocketAddr) -> bool {
+        self.own.is_of_host(dst.ip()) || self.may_bind(source)
     }
 
     /// Keeps the port of an identifier, whose socket was used up, until it connects again.
@@ -167,10 +184,11 @@ mod tests {
     fn a_connection_that_is_refused_keeps_its_port() {
         const SECOND: u64 = 1_000_000_000;
         let own = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let addresses = crate::own::OwnAddresses::at(own.ip());
         let bind = |at| Socket::bind(at, false, Options::default());
         let closed = bind(own).unwrap();
         let epoll = Arc::new(Epoll::new().unwrap());
-        let mut manager = Manager::new(Config::default(), own, epoll, false).unwrap();
+        let mut manager = Manager::new(Config::default(), addresses, epoll, false).unwrap();
         let (channel, _) = manager.create_channel().unwrap();
         let id = manager.cm.create_id(channel, PortSpace::Tcp, 2, 7).unwrap();
         manager.resolve_addr(id, None, closed.local).unwrap();

@@ -30,6 +30,7 @@ pub(crate) use self::stream::{KEEP_ALIVE_COUNT, KEEP_ALIVE_SECONDS};
 use crate::error::EngineError;
 use crate::net::listener::{Accepted, Acceptor, Resting};
 use crate::net::token::{Slot, Token};
+use crate::own::OwnAddresses;
 use crate::sys::{self, Epoll, QueueFd};
 use crate::tap::Tap;
 
@@ -44,8 +45,7 @@ const RECEIVE_BYTES: usize = 1024;
 /// The connection management of an engine, with its sockets.
 pub(crate) struct Manager {
     pub(crate) cm: Cm,
-    /// The address of the device; port 0.
-    own: SocketAddr,
+    own: Arc<OwnAddresses>,
     epoll: Arc<Epoll>,
     acceptor: Acceptor,
     resting: Resting<IdKey>,
@@ -87,12 +87,14 @@ impl Manager {
     /// The kernel refuses a descriptor.
     pub(crate) fn new(
         config: quipu_cm::Config,
-        own: SocketAddr,
+        own: Arc<OwnAddresses>,
         epoll: Arc<Epoll>,
         captured: bool,
     ) -> io::Result<Self> {
+        let mut cm = Cm::new(config);
+        cm.set_addresses(&own.sources(), own.is_restricted());
         Ok(Self {
-            cm: Cm::new(config),
+            cm,
             own,
             epoll,
             acceptor: Acceptor::new()?,
@@ -105,6 +107,12 @@ impl Manager {
             sights: Sights::new(captured),
             attended: None,
         })
+    }
+
+    /// The engine has other addresses from now on.
+    pub(crate) fn set_addresses(&mut self, own: Arc<OwnAddresses>) {
+        self.cm.set_addresses(&own.sources(), own.is_restricted());
+        self.own = own;
     }
 
     pub(crate) fn create_channel(&mut self) -> Result<(ChannelKey, RawFd), EngineError> {

@@ -121,6 +121,13 @@ impl Manager {
                     if let Some(to) = to {
                         local.set_ip(to);
                     }
+                    // What is on one link alone came by the link of its sender.
+                    if let (SocketAddr::V6(local), SocketAddr::V6(from)) = (&mut local, from)
+                        && local.ip().is_unicast_link_local()
+                        && local.scope_id() == 0
+                    {
+                        local.set_scope_id(from.scope_id());
+                    }
                     let (local, from) = (address::canonical(local), address::canonical(from));
                     self.sights.received(from, local, &buffer[..len]);
                     self.cm.handle_datagram(key, local, from, &buffer[..len]);

@@ -8,10 +8,11 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use libc::{c_int, c_void};
-use quipu_nic::{Arrival, Departure, MAX_DATAGRAM};
+use quipu_nic::{Arrival, Departure, GID_ROWS, MAX_DATAGRAM};
 
 use crate::buffer::Buffer;
-use crate::sys::{RawAddr, receive_messages, send_messages, send_to};
+use crate::own::OwnAddresses;
+use crate::sys::{RawAddr, canonical, receive_messages, send_messages, send_to};
 
 /// Messages of one call, and datagrams of one that sends.
 pub(super) const BATCH: usize = 32;
@@ -146,7 +147,7 @@ impl Incoming {
         // SAFETY: the kernel has filled in the address as its family has it, in a structure large enough
         // for every one.
         let from = unsafe { RawAddr::decode((&raw const self.call.addresses[index]).cast()) }?;
-        let mut arrival = Arrival { from, to, traffic_class: 0, hop_limit: 0 };
+        let mut arrival = Arrival { from: canonical(from), to, traffic_class: 0, hop_limit: 0 };
         let size = read_control(&header.msg_hdr, &mut arrival).unwrap_or(ROOM);
         let len = (header.msg_len as usize).min(ROOM);
         Some((arrival, size, &self.bytes[index * ROOM_STRIDE..][..len]))
@@ -188,7 +189,8 @@ fn read_control(header: &libc::msghdr, arrival: &mut Arrival) -> Option<usize> {
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 if let Some(octets) = data.first_chunk::<16>() {
-                    arrival.to = IpAddr::from(*octets);
+                    // Of IPv4, if it came through a socket of both families.
+                    arrival.to = IpAddr::from(*octets).to_canonical();
                 }
             }
             (libc::SOL_UDP, libc::UDP_GRO) => {
@@ -200,6 +202,18 @@ fn read_control(header: &libc::msghdr, arrival: &mut Arrival) -> Option<usize> {
         next = unsafe { libc::CMSG_NXTHDR(header, message) };
     }
     size
+}
+
+/// What sends the datagrams of a port.
+pub(super) struct Ways<'a> {
+    /// The socket at the engine's first address.
+    pub(super) first: &'a OwnedFd,
+    /// The one at all others, and whether it is of both families or of IPv4 alone.
+    pub(super) others: Option<(&'a OwnedFd, bool)>,
+    /// Those addresses.
+    pub(super) own: &'a OwnAddresses,
+    /// Whether trains are sent.
+    pub(super) trains: bool,
 }
 
 /// Datagrams that go out.
@@ -248,15 +262,30 @@ impl Outgoing {
         departure.is_some()
     }
 
+    /// Whether the next datagram that is left goes from the engine's first address.
+    pub(super) fn goes_from_first(&self) -> bool {
+        self.departures.get(self.sent).is_none_or(is_first)
+    }
+
     /// Sends what is left, without waiting, in trains or one by one. Datagrams that the kernel refuses for
-    /// good are dropped. `false` if the socket takes no more now.
-    pub(super) fn send(&mut self, fd: &OwnedFd, own: SocketAddr, trains: bool) -> bool {
+    /// good are dropped. `false` if the socket of the next one takes no more now.
+    pub(super) fn send(&mut self, ways: &Ways<'_>) -> bool {
         let simple = matches!(&self.departures[self.sent..], [only] if !has_control(only));
-        if !simple {
-            self.prepare(own, if trains { train } else { alone });
-        }
+        let joined = if ways.trains { train } else { alone };
+        self.prepared = 0..0;
         while !self.is_done() {
-            let sent = if simple { self.send_last(fd, own) } else { self.send_rest(fd) };
+            if !simple && self.prepared.is_empty() {
+                self.prepare(ways, joined);
+            }
+            let fd = match ways.others {
+                _ if self.goes_from_first() => Some(ways.first),
+                others => others.map(|(fd, _)| fd),
+            };
+            let sent = match fd {
+                Some(fd) if simple => self.send_last(fd, ways.own),
+                Some(fd) => self.send_rest(fd),
+                None => Err(io::ErrorKind::AddrNotAvailable.into()),
+            };
             match sent {
                 Ok(sent) => self.sent += sent,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -264,7 +293,7 @@ impl Outgoing {
                 // Without checksums by the interface, or on a path with a smaller MTU than it has, the
                 // kernel takes no trains.
                 Err(_) if !simple && self.call.datagrams(self.prepared.start) > 1 => {
-                    self.prepare(own, alone);
+                    self.prepare(ways, alone);
                 }
                 Err(error) => {
                     let to = self.departures[self.sent].to;
@@ -278,10 +307,11 @@ impl Outgoing {
     }
 
     /// Sends the last datagram, which needs no control messages, by the call that costs least; 1.
-    fn send_last(&self, fd: &OwnedFd, own: SocketAddr) -> io::Result<usize> {
+    fn send_last(&self, fd: &OwnedFd, own: &OwnAddresses) -> io::Result<usize> {
         let departure = &self.departures[self.sent];
         let bytes = &self.bytes[self.sent * SLOT..][..departure.len];
-        send_to(fd, bytes, &RawAddr::new(with_scope(departure.to, own))).map(|_| 1)
+        let to = own.with_scope(departure.to, departure.sgid_index);
+        send_to(fd, bytes, &RawAddr::new(to)).map(|_| 1)
     }
 
     /// Sends messages that are prepared; how many datagrams.
@@ -292,13 +322,23 @@ impl Outgoing {
         Ok(self.prepared.by_ref().take(sent).map(|index| self.call.datagrams(index)).sum())
     }
 
-    /// Makes messages of what is left, each of as many datagrams as `joined` finds at the front.
-    fn prepare(&mut self, own: SocketAddr, joined: fn(&[Departure]) -> usize) {
+    /// Makes messages of what is left and goes by one socket, each of as many datagrams as `joined` finds at
+    /// the front.
+    fn prepare(&mut self, ways: &Ways<'_>, joined: fn(&[Departure]) -> usize) {
+        let own = ways.own;
+        let dual = ways.others.is_some_and(|(_, dual)| dual);
         let (mut index, mut first) = (0, self.sent);
-        while let Some(departure) = self.departures.get(first) {
+        let from_first = self.goes_from_first();
+        while let Some(departure) =
+            self.departures.get(first).filter(|next| is_first(next) == from_first)
+        {
             let count = joined(&self.departures[first..]);
-            let control = write_control(departure, count > 1, &mut self.call.controls[index]);
-            let name = RawAddr::new(with_scope(departure.to, own));
+            let source = (!from_first).then(|| own.row(departure.sgid_index));
+            let source = source.map(|row| (row.ip, row.index, dual));
+            let control = &mut self.call.controls[index];
+            let control = write_control(departure, count > 1, source, control);
+            let to = own.with_scope(departure.to, departure.sgid_index);
+            let name = RawAddr::new(if from_first || !dual { to } else { mapped(to) });
             self.call.addresses[index] = *name.storage();
             for at in first..first + count {
                 let payload = self.bytes[at * SLOT..].as_mut_ptr();
@@ -321,8 +361,8 @@ fn alone(_: &[Departure]) -> usize {
 fn train(departures: &[Departure]) -> usize {
     let [first, rest @ ..] = departures else { return 0 };
     let alike = |next: &Departure| {
-        (next.to, next.traffic_class, next.hop_limit)
-            == (first.to, first.traffic_class, first.hop_limit)
+        (next.to, next.sgid_index, next.traffic_class, next.hop_limit)
+            == (first.to, first.sgid_index, first.traffic_class, first.hop_limit)
     };
     let (mut count, mut len) = (1, first.len);
     for next in rest.iter().filter(|_| !first.to.ip().is_multicast()) {
@@ -338,20 +378,24 @@ fn train(departures: &[Departure]) -> usize {
     count
 }
 
-/// A link-local address is reached over the interface of the engine's own.
-fn with_scope(mut to: SocketAddr, own: SocketAddr) -> SocketAddr {
-    if let (SocketAddr::V6(to), SocketAddr::V6(own)) = (&mut to, own)
-        && to.ip().is_unicast_link_local()
-    {
-        to.set_scope_id(own.scope_id());
+/// Whether a datagram goes from the engine's first address.
+#[inline]
+fn is_first(departure: &Departure) -> bool {
+    departure.sgid_index < GID_ROWS
+}
+
+/// An address in the form that a socket of both families takes.
+fn mapped(to: SocketAddr) -> SocketAddr {
+    match to {
+        SocketAddr::V4(v4) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+        SocketAddr::V6(_) => to,
     }
-    to
 }
 
 /// Whether a datagram needs control messages.
 #[inline]
 fn has_control(departure: &Departure) -> bool {
-    departure.traffic_class != 0 || has_hops(departure)
+    departure.traffic_class != 0 || !is_first(departure) || has_hops(departure)
 }
 
 /// The route knows better how far a single address is.
@@ -361,8 +405,13 @@ fn has_hops(departure: &Departure) -> bool {
 }
 
 /// Writes the control messages for a datagram, or for a `train` that begins with it; how many bytes they
-/// take.
-fn write_control(departure: &Departure, train: bool, control: &mut Control) -> usize {
+/// take. `source`: the address to send it from, its interface, and whether the socket is of both families.
+fn write_control(
+    departure: &Departure,
+    train: bool,
+    source: Option<(IpAddr, u32, bool)>,
+    control: &mut Control,
+) -> usize {
     let (level, class, hops) = match departure.to {
         SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
         SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
@@ -375,11 +424,40 @@ fn write_control(departure: &Departure, train: bool, control: &mut Control) -> u
     if has_hops(departure) {
         used += put(&mut control.0[used..], level, hops, int(departure.hop_limit));
     }
+    if let Some((ip, interface, dual)) = source {
+        used += put_source(&mut control.0[used..], departure.to.ip(), ip, interface, dual);
+    }
     if train {
         let size = (departure.len as u16).to_ne_bytes();
         used += put(&mut control.0[used..], libc::SOL_UDP, libc::UDP_SEGMENT, size);
     }
     used
+}
+
+/// Writes the control message that chooses the source of a datagram.
+fn put_source(out: &mut [u8], to: IpAddr, ip: IpAddr, interface: u32, dual: bool) -> usize {
+    // For all but groups and what is on one link alone the route knows the interface.
+    let local = |link: bool| if link || to.is_multicast() { interface } else { 0 }.to_ne_bytes();
+    match ip {
+        IpAddr::V4(v4) if !dual => {
+            // struct in_pktinfo: interface, source address, and one that counts for what is received.
+            let mut info = [0; 12];
+            info[..4].copy_from_slice(&local(false));
+            info[4..8].copy_from_slice(&v4.octets());
+            put(out, libc::IPPROTO_IP, libc::IP_PKTINFO, info)
+        }
+        _ => {
+            let v6 = match ip {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+            // struct in6_pktinfo: source address, interface.
+            let mut info = [0; 20];
+            info[..16].copy_from_slice(&v6.octets());
+            info[16..].copy_from_slice(&local(v6.is_unicast_link_local()));
+            put(out, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info)
+        }
+    }
 }
 
 /// Writes a control message to the front of `out`, which is aligned for its header; the space it takes, which
@@ -454,7 +532,8 @@ mod tests {
     }
 
     fn departure(to: SocketAddr, len: usize) -> Departure {
-        Departure { from: quipu_nic::QpNum(0), to, traffic_class: 0, hop_limit: 0, len }
+        let from = quipu_nic::QpNum(0);
+        Departure { from, sgid_index: 0, to, traffic_class: 0, hop_limit: 0, len }
     }
 
     /// A socket, as the kernel makes it or one that takes trains.
@@ -504,7 +583,9 @@ mod tests {
                 });
                 assert!(added);
             }
-            assert!(outgoing.send(&from, own, true) && outgoing.is_done());
+            let addresses = OwnAddresses::at(own.ip());
+            let ways = Ways { first: &from, others: None, own: &addresses, trains: true };
+            assert!(outgoing.send(&ways) && outgoing.is_done());
             let messages: Vec<_> = (0..4).map(|index| outgoing.call.datagrams(index)).collect();
             assert_eq!((messages, outgoing.prepared), (vec![4, 1, 1, 4], 4..4));
             let received = |fd, octets| {
@@ -538,7 +619,9 @@ mod tests {
                 Some(departure(to, 100))
             });
         }
-        assert!(outgoing.send(&from, own, true) && outgoing.is_done());
+        let addresses = OwnAddresses::at(own.ip());
+        let ways = Ways { first: &from, others: None, own: &addresses, trains: true };
+        assert!(outgoing.send(&ways) && outgoing.is_done());
         let messages: Vec<_> = (0..5).map(|index| outgoing.call.datagrams(index)).collect();
         assert_eq!((messages, outgoing.prepared), (vec![1; 5], 5..5));
         await_octets(&fd, 500);
@@ -566,10 +649,9 @@ mod tests {
     #[test]
     fn a_control_message_is_read_as_it_was_written() {
         let to: SocketAddr = "[::1]:1".parse().unwrap();
-        let mut departure =
-            Departure { from: quipu_nic::QpNum(0), to, traffic_class: 0xa8, hop_limit: 0, len: 0 };
+        let mut departure = Departure { traffic_class: 0xa8, ..departure(to, 0) };
         let mut control = Control([0; CONTROL]);
-        let len = write_control(&departure, false, &mut control);
+        let len = write_control(&departure, false, None, &mut control);
         // SAFETY: plain data, for which all zeroes is a valid value.
         let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
         header.msg_control = (&raw mut control).cast();
@@ -580,13 +662,13 @@ mod tests {
         departure.traffic_class = 0;
         departure.hop_limit = 9;
         assert_eq!(
-            write_control(&departure, false, &mut control),
+            write_control(&departure, false, None, &mut control),
             0,
             "the route's own for one address"
         );
         departure.traffic_class = 4;
         departure.to = "[ff02::1]:1".parse().unwrap();
-        header.msg_controllen = write_control(&departure, false, &mut control) as _;
+        header.msg_controllen = write_control(&departure, false, None, &mut control) as _;
         read_control(&header, &mut arrival);
         assert_eq!((arrival.traffic_class, arrival.hop_limit), (4, 9));
     }

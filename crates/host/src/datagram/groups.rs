@@ -13,9 +13,10 @@ use crate::sys::{self, Membership};
 /// Which socket is in which group.
 #[derive(Default)]
 pub(super) struct Groups {
-    joined: HashMap<IpAddr, usize>,
-    /// Positions of the sockets among all.
-    sockets: Vec<usize>,
+    /// By group and interface: the position of the socket, and for how many addresses it was joined.
+    joined: HashMap<(IpAddr, u32), (usize, usize)>,
+    /// Positions of the sockets among all, with whether they are of IPv4.
+    sockets: Vec<(usize, bool)>,
 }
 
 impl Groups {
@@ -30,10 +31,14 @@ impl Groups {
         interface: u32,
         socket: impl Fn(usize) -> &'a OwnedFd,
     ) -> io::Result<bool> {
-        for &index in &self.sockets {
+        if let Some((_, count)) = self.joined.get_mut(&(group, interface)) {
+            *count += 1;
+            return Ok(true);
+        }
+        for &(index, _) in self.sockets.iter().filter(|(_, v4)| *v4 == group.is_ipv4()) {
             match sys::change_membership(socket(index), group, interface, Membership::Join) {
                 Ok(()) => {
-                    self.joined.insert(group, index);
+                    self.joined.insert((group, interface), (index, 1));
                     return Ok(true);
                 }
                 Err(error) if has_no_room(&error) => {}
@@ -44,19 +49,23 @@ impl Groups {
     }
 
     /// Notes that a socket, which is new here, has joined a group.
-    pub(super) fn add(&mut self, group: IpAddr, index: usize) {
-        self.sockets.insert(0, index);
-        self.joined.insert(group, index);
+    pub(super) fn add(&mut self, group: IpAddr, interface: u32, index: usize) {
+        self.sockets.insert(0, (index, group.is_ipv4()));
+        self.joined.insert((group, interface), (index, 1));
     }
 
-    /// Leaves a group.
+    /// Leaves a group, as often as it was joined.
     pub(super) fn leave<'a>(
         &mut self,
         group: IpAddr,
         interface: u32,
         socket: impl Fn(usize) -> &'a OwnedFd,
     ) {
-        if let Some(index) = self.joined.remove(&group) {
+        let Some((index, count)) = self.joined.get_mut(&(group, interface)) else { return };
+        *count -= 1;
+        if *count == 0 {
+            let index = *index;
+            self.joined.remove(&(group, interface));
             // It was joined, so this fails only if the interface is gone, and the membership with it.
             let _ = sys::change_membership(socket(index), group, interface, Membership::Leave);
         }
@@ -81,20 +90,24 @@ pub(super) fn check_route(own: SocketAddr, interface: u32, group: SocketAddr) ->
 pub(super) fn open(own: SocketAddr, port: u16) -> io::Result<OwnedFd> {
     let fd = sys::udp_socket(own.ip())?;
     sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
-    let (level, all, info) = match own.ip() {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, libc::IP_PKTINFO),
-        IpAddr::V6(_) => (libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, libc::IPV6_RECVPKTINFO),
-    };
-    // Groups that others on this host joined are not for this socket.
-    sys::set_option(&fd, level, all, 0)?;
-    // Which group a datagram came for.
-    sys::set_option(&fd, level, info, 1)?;
+    name_destinations(&fd, own.ip())?;
     let any: IpAddr = match own.ip() {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     sys::bind(&fd, SocketAddr::new(any, port))?;
     Ok(fd)
+}
+
+/// Has datagrams of a socket for the family of `ip` come with the address that they were sent to: an own one,
+/// or that of a group. Groups that others on this host joined are not for this socket.
+pub(super) fn name_destinations(fd: &OwnedFd, ip: IpAddr) -> io::Result<()> {
+    let (level, all, info) = match ip {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, libc::IP_PKTINFO),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, libc::IPV6_RECVPKTINFO),
+    };
+    sys::set_option(fd, level, all, 0)?;
+    sys::set_option(fd, level, info, 1)
 }
 
 /// `ipv6(7)`, since Linux 4.20.

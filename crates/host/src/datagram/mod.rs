@@ -1,5 +1,6 @@
-//! Datagrams of unreliable datagram queue pairs: kernel UDP sockets, one for each port of their numbers,
-//! none of which ever waits.
+//! Datagrams of unreliable datagram queue pairs: kernel UDP sockets for each port of their numbers, none of
+//! which ever waits. One has the engine's first address and, if the engine has others, one has all of them:
+//! it says with control messages from which address it sends, which costs more.
 //!
 //! A socket that takes no more bytes holds up the queue pairs of its port alone. What was written by the
 //! adapter and not taken by the kernel, a batch at most, is kept until it is.
@@ -8,17 +9,18 @@ mod batch;
 mod groups;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use libc::c_int;
 use quipu_nic::{QpNum, Time};
 
-use self::batch::{Demand, Incoming, Outgoing};
+use self::batch::{Demand, Incoming, Outgoing, Ways};
 use self::groups::Groups;
 use crate::net::numbers::Numbers;
 use crate::net::token::Token;
+use crate::own::OwnAddresses;
 use crate::sys::{self, Epoll};
 use crate::tap::Adapter;
 
@@ -35,17 +37,29 @@ const PATIENCE: u32 = 4096;
 const MISSES_BESIDE: u32 = 256;
 const STEADY: u32 = 64;
 /// So many sockets are tried without asking epoll.
-const HOT_MAX: usize = 4;
+const HOT_MAX: usize = 8;
 
 const READ: c_int = libc::EPOLLIN;
 const WRITE: c_int = libc::EPOLLOUT;
 
-/// The socket of one port.
+/// What a socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// The queue pairs of a port, by the engine's first address.
+    First,
+    /// The same, by all its other addresses. The one for the first address stands before it.
+    Others,
+    /// It receives what is sent to multicast groups, and sends nothing.
+    Groups,
+}
+
+/// A socket of one port.
 struct Socket {
     fd: OwnedFd,
     port: u16,
-    /// It receives what is sent to multicast groups, and sends nothing.
-    of_groups: bool,
+    role: Role,
+    /// Whether it takes IPv6: one for other addresses than the first takes IPv4 as well then.
+    v6: bool,
     /// Whether trains are sent by it. They come several times as fast as single datagrams, and a receiver
     /// with a small buffer that pauses for a moment would lose some. Its buffer is taken to be as large as
     /// that of this one.
@@ -72,29 +86,49 @@ impl Socket {
         }
     }
 
-    /// The socket of a port of queue pairs.
-    fn open(own: SocketAddr, interface: u32, port: u16) -> io::Result<Self> {
-        let fd = sys::udp_socket(own.ip())?;
+    /// The socket of a port of queue pairs at the first address.
+    fn open(own: &OwnAddresses, port: u16) -> io::Result<Self> {
+        let mut address = own.source(0);
+        let fd = sys::udp_socket(address.ip())?;
         // Where that does not work, single addresses still do.
-        let _ = sys::send_multicast_by(&fd, own.ip(), interface);
-        let mut address = own;
+        let _ = sys::send_multicast_by(&fd, address.ip(), own.row(0).index);
         address.set_port(port);
+        if !own.is_restricted() {
+            // Next to the one for all others, which this user alone may have.
+            sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        }
         sys::bind(&fd, address)?;
-        Self::tuned(fd, own, port, false)
+        Self::tuned(fd, address.ip(), port, Role::First)
     }
 
-    fn tuned(fd: OwnedFd, own: SocketAddr, port: u16, of_groups: bool) -> io::Result<Self> {
+    /// The socket of the same port at all other addresses.
+    fn open_others(at: SocketAddr) -> io::Result<Self> {
+        let (fd, port) = (sys::udp_socket(at.ip())?, at.port());
+        sys::take_both_families(&fd, at.ip())?;
+        sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        sys::bind(&fd, at)?;
+        groups::name_destinations(&fd, at.ip())?;
+        let socket = Self::tuned(fd, at.ip(), port, Role::Others)?;
+        if at.is_ipv6() {
+            // Those of IPv4, which come through this socket as well.
+            sys::tell_of_headers(&socket.fd, Ipv4Addr::UNSPECIFIED.into())?;
+        }
+        Ok(socket)
+    }
+
+    fn tuned(fd: OwnedFd, ip: IpAddr, port: u16, role: Role) -> io::Result<Self> {
         // Asking for more than the limit gives the limit; only the administrator may pass it.
         if sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BYTES).is_err() {
             sys::set_option(&fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BYTES)?;
         }
-        sys::tell_of_headers(&fd, own.ip())?;
+        sys::tell_of_headers(&fd, ip)?;
         // Where the kernel has no trains, datagrams come one by one.
         let _ = sys::set_option(&fd, libc::SOL_UDP, libc::UDP_GRO, 1);
         // The kernel says what it sets aside, for its own needs, too: twice as much.
         let trains = sys::socket_option(&fd, libc::SO_RCVBUF)? >= RECEIVE_BYTES;
         let (held, demand) = (None, Demand::default());
-        Ok(Self { fd, port, of_groups, trains, held, misses: PATIENCE, hits: 0, demand })
+        let v6 = ip.is_ipv6();
+        Ok(Self { fd, port, role, v6, trains, held, misses: PATIENCE, hits: 0, demand })
     }
 
     /// The numbers of the queue pairs that send by this socket.
@@ -105,10 +139,7 @@ impl Socket {
 
 /// The UDP side of an engine.
 pub(crate) struct Datagrams {
-    /// The engine's address; port 0.
-    own: SocketAddr,
-    /// The index of its interface.
-    interface: u32,
+    own: Arc<OwnAddresses>,
     epoll: Arc<Epoll>,
     groups: Groups,
     sockets: Vec<Socket>,
@@ -121,10 +152,9 @@ pub(crate) struct Datagrams {
 
 impl Datagrams {
     /// Without sockets yet.
-    pub(crate) fn new(own: SocketAddr, interface: u32, epoll: Arc<Epoll>) -> Self {
+    pub(crate) fn new(own: Arc<OwnAddresses>, epoll: Arc<Epoll>) -> Self {
         Self {
             own,
-            interface,
             epoll,
             groups: Groups::default(),
             sockets: Vec::new(),
@@ -134,21 +164,34 @@ impl Datagrams {
         }
     }
 
+    /// The engine has other addresses from now on.
+    pub(crate) fn set_addresses(&mut self, own: Arc<OwnAddresses>) {
+        self.own = own;
+    }
+
     /// Whether a port should be opened before a number is taken.
     pub(crate) fn wants_port(&self) -> bool {
         self.numbers.wants_port()
     }
 
-    /// Opens the socket for a port whose TCP side belongs to this engine. The numbers behind it are then
+    /// Opens the sockets for a port whose TCP side belongs to this engine. The numbers behind it are then
     /// numbers for datagram queue pairs.
     ///
     /// # Errors
     ///
     /// Somebody else has the port, or the kernel has no descriptors.
     pub(crate) fn open(&mut self, port: u16) -> io::Result<()> {
-        let (own, interface) = (self.own, self.interface);
-        let socket = sys::with_more_descriptors(|| Socket::open(own, interface, port))?;
-        self.add(socket)?;
+        let own = Arc::clone(&self.own);
+        let first = sys::with_more_descriptors(|| Socket::open(&own, port))?;
+        let others = (!own.is_restricted()).then(|| {
+            let open = || sys::at_first_that_works(&own.listening(port), Socket::open_others);
+            sys::with_more_descriptors(open)
+        });
+        let others = others.transpose()?;
+        self.add(first)?;
+        if let Some(others) = others {
+            self.add(others)?;
+        }
         self.numbers.add_port(port);
         Ok(())
     }
@@ -162,31 +205,32 @@ impl Datagrams {
         Ok(index)
     }
 
-    /// Joins a multicast group, to which datagrams are sent at `port`.
+    /// Joins a multicast group, to which datagrams are sent at `port`, on the network of the address in the
+    /// row `sgid_index` of the GID table. A group that is joined for several rows is left as often.
     ///
     /// # Errors
     ///
     /// The kernel has no way to the group, or refuses it, or somebody has the port for himself.
-    pub(crate) fn join(&mut self, group: IpAddr, port: u16) -> io::Result<()> {
-        groups::check_route(self.own, self.interface, SocketAddr::new(group, port))?;
-        let (sockets, interface) = (&self.sockets, self.interface);
+    pub(crate) fn join(&mut self, group: IpAddr, port: u16, sgid_index: u8) -> io::Result<()> {
+        let (own, interface) = (self.own.source(sgid_index), self.own.row(sgid_index).index);
+        groups::check_route(own, interface, SocketAddr::new(group, port))?;
+        let sockets = &self.sockets;
         if self.groups.join(group, interface, |index| &sockets[index].fd)? {
             return Ok(());
         }
-        let own = self.own;
         let fd = sys::with_more_descriptors(|| groups::open(own, port))?;
-        let socket = Socket::tuned(fd, own, port, true)?;
+        let socket = Socket::tuned(fd, own.ip(), port, Role::Groups)?;
         // One that is refused as well is not kept.
         sys::change_membership(&socket.fd, group, interface, sys::Membership::Join)?;
         let index = self.add(socket)?;
-        self.groups.add(group, index);
+        self.groups.add(group, interface, index);
         Ok(())
     }
 
-    /// Leaves a multicast group.
-    pub(crate) fn leave(&mut self, group: IpAddr) {
-        let sockets = &self.sockets;
-        self.groups.leave(group, self.interface, |index| &sockets[index].fd);
+    /// Leaves a multicast group on the network of a row of the GID table.
+    pub(crate) fn leave(&mut self, group: IpAddr, sgid_index: u8) {
+        let (sockets, interface) = (&self.sockets, self.own.row(sgid_index).index);
+        self.groups.leave(group, interface, |index| &sockets[index].fd);
     }
 
     /// A number for a new queue pair.
@@ -203,10 +247,25 @@ impl Datagrams {
         ours
     }
 
-    /// The socket of a queue pair.
+    /// The socket of a queue pair at the first address. That for all others stands behind it, if there is
+    /// one.
     fn position(&self, number: QpNum) -> Option<usize> {
         let port = number.port();
-        self.sockets.iter().position(|socket| socket.port == port && !socket.of_groups)
+        self.sockets.iter().position(|socket| socket.port == port && socket.role == Role::First)
+    }
+
+    /// The socket for other addresses than the first, of the port of the one for the first.
+    fn others(&self, first: usize) -> Option<&Socket> {
+        self.sockets.get(first + 1).filter(|socket| socket.role == Role::Others)
+    }
+
+    /// Sends what is left of a batch for the queue pairs of a port. `None` once it is sent, or the position
+    /// of the socket that takes no more now.
+    fn send(&self, first: usize, batch: &mut Outgoing) -> Option<usize> {
+        let (socket, others) = (&self.sockets[first], self.others(first));
+        let others = others.map(|others| (&others.fd, others.v6));
+        let ways = Ways { first: &socket.fd, others, own: &self.own, trains: socket.trains };
+        (!batch.send(&ways)).then(|| if batch.goes_from_first() { first } else { first + 1 })
     }
 
     /// Whether there are sockets.
@@ -232,28 +291,31 @@ impl Datagrams {
         if self.sockets[index].held.is_some() {
             return;
         }
+        let own = Arc::clone(&self.own);
         let mut batch = self.outgoing.take().unwrap_or_else(|| Box::new(Outgoing::new()));
         batch.clear();
         let port = self.sockets[index].port;
-        let from = SocketAddr::new(self.own.ip(), port);
         while !batch.is_full()
             && batch.add(|out| {
                 let departure = adapter.transmit_datagram(now, number, out)?;
+                let from = SocketAddr::new(own.row(departure.sgid_index).ip, port);
                 let ends = (from, departure.to);
                 adapter.probe_mut().datagram_passed(true, ends, &out[..departure.len]);
                 Some(departure)
             })
         {}
         let may_have_more = batch.is_full();
-        let socket = &self.sockets[index];
-        if batch.send(&socket.fd, self.own, socket.trains) {
-            self.outgoing = Some(batch);
-            if may_have_more {
-                adapter.resume_datagrams(number..=number);
+        match self.send(index, &mut batch) {
+            None => {
+                self.outgoing = Some(batch);
+                if may_have_more {
+                    adapter.resume_datagrams(number..=number);
+                }
             }
-        } else {
-            self.sockets[index].held = Some(batch);
-            self.watch(index, READ | WRITE);
+            Some(full) => {
+                self.sockets[index].held = Some(batch);
+                self.watch(full, READ | WRITE);
+            }
         }
     }
 
@@ -296,15 +358,16 @@ impl Datagrams {
 
     /// Goes on with a socket that takes bytes again.
     fn flush(&mut self, adapter: &mut Adapter, index: usize) {
-        let socket = &mut self.sockets[index];
-        let Some(mut batch) = socket.held.take() else { return };
-        if !batch.send(&socket.fd, self.own, socket.trains) {
-            socket.held = Some(batch);
-            return;
-        }
-        adapter.resume_datagrams(socket.numbers());
-        self.outgoing = Some(batch);
         self.watch(index, READ);
+        let of_others = usize::from(self.sockets[index].role == Role::Others);
+        let first = index - of_others;
+        let Some(mut batch) = self.sockets[first].held.take() else { return };
+        if let Some(full) = self.send(first, &mut batch) {
+            self.sockets[first].held = Some(batch);
+            return self.watch(full, READ | WRITE);
+        }
+        adapter.resume_datagrams(self.sockets[first].numbers());
+        self.outgoing = Some(batch);
     }
 
     /// Whether polls try sockets: any had something lately.
@@ -343,10 +406,10 @@ impl Datagrams {
                 socket.misses = 0;
                 socket.hits = socket.hits.saturating_add(1);
                 let mut datagrams = 0;
-                for (arrival, bytes) in incoming.datagrams(self.own.ip()) {
+                for (arrival, bytes) in incoming.datagrams(self.own.row(0).ip) {
                     datagrams += 1;
                     // The port of groups does not lead to single queue pairs.
-                    if socket.of_groups && !arrival.to.is_multicast() {
+                    if socket.role == Role::Groups && !arrival.to.is_multicast() {
                         continue;
                     }
                     let ends = (arrival.from, SocketAddr::new(arrival.to, socket.port));
@@ -372,10 +435,10 @@ mod tests {
 
     #[test]
     fn a_group_that_is_refused_leaves_no_socket_behind() {
-        let own = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut datagrams = Datagrams::new(own, 1, Arc::new(Epoll::new().unwrap()));
+        let own = OwnAddresses::at([127, 0, 0, 1].into());
+        let mut datagrams = Datagrams::new(own, Arc::new(Epoll::new().unwrap()));
         // No group at all, so that the kernel refuses it.
-        assert!(datagrams.join([127, 0, 0, 2].into(), 20_804).is_err());
+        assert!(datagrams.join([127, 0, 0, 2].into(), 20_804, 0).is_err());
         assert!(!datagrams.is_in_use());
     }
 }

@@ -83,8 +83,8 @@ impl Core {
     fn carry_out(&mut self, now: Time, action: Action) {
         tracing::trace!(?action);
         match action {
-            Action::Connect { conn, peer } => {
-                let waiting = Waiting { conn, peer };
+            Action::Connect { conn, peer, sgid_index } => {
+                let waiting = Waiting { conn, peer, sgid_index };
                 if self.net.is_own(peer) {
                     return self.adapter.handle_reached_self(now, conn);
                 }
@@ -111,6 +111,7 @@ impl Core {
     }
 
     fn connect_stream(&mut self, now: Time, waiting: Waiting) {
-        self.net.connect(&mut self.adapter, now, waiting.conn, waiting.peer);
+        let Waiting { conn, peer, sgid_index } = waiting;
+        self.net.connect(&mut self.adapter, now, (conn, peer), sgid_index);
     }
 }

@@ -10,10 +10,10 @@ use quipu_cm::{
 use quipu_fault::{Call, CmEvent};
 use quipu_nic::{Gid, LinkLayer, Probe, QpNum, Time};
 
+use super::Engine;
 use super::core::{Core, HelperMode};
 use super::helper::Helper;
 use super::wait::{Patience, is_non_blocking, wait_readable};
-use super::{Engine, socket_address};
 use crate::cm::Manager;
 use crate::config::Device;
 use crate::error::EngineError;
@@ -153,7 +153,8 @@ impl Engine {
             };
             let epoll = std::sync::Arc::clone(&self.inner.epoll);
             let captured = core.adapter.probe_mut().watches();
-            let manager = Manager::new(config, socket_address(address), epoll, captured)
+            let own = std::sync::Arc::clone(&core.own);
+            let manager = Manager::new(config, own, epoll, captured)
                 .map_err(|e| EngineError::system("a descriptor in reserve", e))?;
             core.cm = Some(Box::new(manager));
         }
@@ -318,6 +319,8 @@ impl Engine {
     ///
     /// It is bound already; the address is not of this host, or the port is taken.
     pub fn cm_bind_addr(&self, id: IdKey, addr: SocketAddr) -> Result<(), EngineError> {
+        // The program may know an address before the engine does.
+        self.enter()?.hear_port();
         self.manage_planned(Call::BindAddr, id, |manager, _| manager.bind_addr(id, addr))?;
         self.choose_port_on_link(id)
     }
@@ -333,6 +336,7 @@ impl Engine {
         src: Option<SocketAddr>,
         dst: SocketAddr,
     ) -> Result<(), EngineError> {
+        self.enter()?.hear_port();
         self.manage_planned(Call::ResolveAddr, id, |manager, _| manager.resolve_addr(id, src, dst))
     }
 

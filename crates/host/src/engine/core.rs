@@ -16,12 +16,12 @@ use super::turn::LastLook;
 use super::wait::Sleepers;
 use crate::clock::Clock;
 use crate::cm::Manager;
-use crate::config::Device;
 use crate::counters::{Calls, Publisher};
 use crate::datagram::Datagrams;
 use crate::link::Links;
 use crate::net::Net;
 use crate::net::token::Token;
+use crate::own::OwnAddresses;
 use crate::port::Port;
 use crate::qpip::Qpip;
 use crate::share::Attached;
@@ -63,7 +63,9 @@ pub(crate) struct Core {
     publisher: Option<Box<Publisher>>,
     pub(super) calls: Calls,
     /// `None` where nobody tells of changes.
-    port: Option<Port>,
+    pub(super) port: Option<Port>,
+    /// The addresses of the engine.
+    pub(super) own: Arc<OwnAddresses>,
     pub(crate) helper: HelperMode,
     /// A thread of the program waits for descriptors on behalf of all.
     pub(crate) driver: bool,
@@ -113,6 +115,7 @@ pub(crate) struct Parts {
     pub(crate) attached: Option<Box<Attached>>,
     pub(crate) port: Option<Port>,
     pub(crate) publisher: Option<Box<Publisher>>,
+    pub(crate) own: Arc<OwnAddresses>,
     pub(crate) epoll: Arc<Epoll>,
     pub(crate) bell: Arc<EventFd>,
 }
@@ -132,6 +135,7 @@ impl Core {
             publisher: parts.publisher,
             calls: Calls::default(),
             port: parts.port,
+            own: parts.own,
             helper: HelperMode::Absent,
             driver: false,
             drives: 0,
@@ -259,11 +263,7 @@ impl Core {
                         self.bell.set();
                     }
                 }
-                Some(Token::Port) => {
-                    if let Some(event) = self.port.as_mut().and_then(Port::news) {
-                        self.events.of_port(event, |device| device != Device::QuipuQp0);
-                    }
-                }
+                Some(Token::Port) => self.hear_port(),
                 Some(Token::CmSocket(slot)) => {
                     any |= self.cm.as_mut().is_some_and(|cm| cm.socket_ready(now.0, slot));
                 }

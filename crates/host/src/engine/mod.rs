@@ -1,6 +1,7 @@
 //! The engine: an adapter with the host's clock, sockets, shared memory and helper thread.
 
 mod actions;
+mod addresses;
 #[cfg(test)]
 mod answers;
 mod attached;
@@ -24,7 +25,7 @@ mod verbs;
 mod wait;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -39,7 +40,7 @@ use self::faults::Faults;
 use self::helper::Helper;
 use self::strict::Strict;
 use self::turn::Spared;
-use crate::address::{HostAddress, default_address, find_address, host_addresses};
+use crate::address::{HostAddress, device_addresses, host_addresses};
 use crate::config::{Config, Device, PeerMemoryPolicy, SameHost, SharedPages, StrictOrder};
 use crate::counters::Publisher;
 use crate::datagram::Datagrams;
@@ -52,6 +53,7 @@ use crate::lock::{Guard, Lock};
 use crate::mapped::Mappings;
 use crate::net::token::Token;
 use crate::net::{Net, Tuning};
+use crate::own::OwnAddresses;
 use crate::packet::{self, LinkError, Occupant, PacketLink, Station};
 use crate::pages::{Member, SharedRegions};
 use crate::port::{self, Port};
@@ -140,7 +142,7 @@ impl Engine {
             config.peer_memory = PeerMemoryPolicy::Never;
         }
         let birthplace = Birthplace::here();
-        let address = choose_address(config.address)?;
+        let (address, own) = choose_addresses(&config)?;
         let system = |what| move |error| OpenError::system(what, error);
         let epoll = Arc::new(Epoll::new().map_err(system("an epoll descriptor"))?);
         let bell = Arc::new(EventFd::new().map_err(system("an eventfd"))?);
@@ -150,11 +152,11 @@ impl Engine {
         let mut seed = [0; 32];
         sys::random(&mut seed).map_err(system("random keys"))?;
 
-        let own = socket_address(&address);
-        let net = Net::new(own, Tuning::new(config.congestion.as_deref()), Arc::clone(&epoll));
-        let datagrams = Datagrams::new(own, address.index, Arc::clone(&epoll));
-        let (links, directory) = open_links(&config, Gid::from(address.ip), &epoll)
-            .map_err(system("an identity for peers"))?;
+        let tuning = Tuning::new(config.congestion.as_deref());
+        let net = Net::new(Arc::clone(&own), tuning, Arc::clone(&epoll));
+        let datagrams = Datagrams::new(Arc::clone(&own), Arc::clone(&epoll));
+        let (links, directory) =
+            open_links(&config, &own, &epoll).map_err(system("an identity for peers"))?;
         let life = directory.as_ref().and_then(life::Word::of);
         // What it shows of itself has the name that programs know.
         let device = config.devices.first().map_or(Device::Quipu0.name(), |device| device.name());
@@ -179,6 +181,8 @@ impl Engine {
             ..quipu_nic::Config::default()
         };
         let mut adapter = Adapter::with_probe(settings, tap);
+        adapter.set_gid_rows(&own.other_gids());
+        adapter.set_host_addresses(own.host_gids());
         if let Some(StrictOrder { order, hold }) = order {
             adapter.place_unordered(order, hold.as_nanos() as u64);
         }
@@ -223,6 +227,7 @@ impl Engine {
             attached,
             port,
             publisher,
+            own,
             epoll: epoll_share,
             bell,
         };
@@ -283,7 +288,27 @@ impl Engine {
         up && !self.port_is_cut()
     }
 
-    /// The GID of the device: its address.
+    /// The addresses in the rows of the GID table of `quipu0`. Rows 0 to 3 hold the device's first address,
+    /// each further row one that the host has besides, unless the user has chosen an address. Those that the
+    /// host gets later are added at the end; none is taken out.
+    ///
+    /// # Errors
+    ///
+    /// [`EngineError::EngineGone`].
+    pub fn gid_table(&self) -> Result<Vec<HostAddress>, EngineError> {
+        let mut core = self.enter()?;
+        core.hear_port();
+        Ok(core.own.rows().to_vec())
+    }
+
+    /// The address in one row of that table.
+    #[must_use]
+    pub fn gid_row(&self, index: u8) -> Option<HostAddress> {
+        let core = self.enter().ok()?;
+        core.own.rows().get(usize::from(index)).cloned()
+    }
+
+    /// The GID of the device: its first address.
     #[must_use]
     pub fn gid(&self) -> Gid {
         Gid::from(self.inner.address.ip)
@@ -395,21 +420,12 @@ impl Drop for Engine {
     }
 }
 
-/// The address asked for, or the default.
-fn choose_address(wanted: Option<IpAddr>) -> Result<HostAddress, OpenError> {
-    let addresses = host_addresses().map_err(OpenError::Addresses)?;
-    let Some(ip) = wanted else {
-        return Ok(default_address(&addresses));
-    };
-    let Some(found) = find_address(&addresses, ip) else {
-        let available: Vec<_> = addresses.iter().map(|a| a.ip.to_string()).collect();
-        return Err(OpenError::NoSuchAddress { address: ip, available: available.join(", ") });
-    };
-    if found.up {
-        Ok(found)
-    } else {
-        Err(OpenError::InterfaceDown { address: ip, interface: found.interface })
-    }
+/// The device's first address, and all that it has.
+fn choose_addresses(config: &Config) -> Result<(HostAddress, Arc<OwnAddresses>), OpenError> {
+    let device = device_addresses(config.address.as_ref())?;
+    let all = host_addresses().map_err(OpenError::Addresses)?;
+    let own = OwnAddresses::new(&device, config.address.is_some(), &all);
+    Ok((own.row(0).clone(), Arc::new(own)))
 }
 
 /// The port, which tells of changes if the system does.
@@ -419,14 +435,6 @@ fn watch_port(address: &HostAddress, epoll: &Epoll) -> Option<Port> {
         Ok(port)
     });
     watched.inspect_err(|error| tracing::debug!(%error, "no events of the port")).ok()
-}
-
-/// The address to bind sockets to, with port 0.
-fn socket_address(address: &HostAddress) -> SocketAddr {
-    match address.ip {
-        IpAddr::V4(ip) => SocketAddrV4::new(ip, 0).into(),
-        IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, address.scope_id()).into(),
-    }
 }
 
 /// Which memory peers of this host may map: none where they may not access it at all, or where somebody wants
@@ -444,7 +452,7 @@ fn shared_pages(config: &Config) -> SharedPages {
 /// The links; and the segment for the directory of regions, if peers may be let into the memory.
 fn open_links(
     config: &Config,
-    gid: Gid,
+    own: &Arc<OwnAddresses>,
     epoll: &Arc<Epoll>,
 ) -> io::Result<(Links, Option<Segment>)> {
     let (mut usable, mut directory, mut shown) = (false, None, None);
@@ -461,8 +469,9 @@ fn open_links(
         }
     }
     let shares = shown.is_some() && shared_pages(config) != SharedPages::Never;
-    let identity = Identity::new(gid, shown, shares, config.arena_bytes, config.peer_memory)?;
-    Ok((Links::new(identity, Arc::clone(epoll), usable), directory))
+    let name = (Gid::from(own.row(0).ip), !own.is_restricted());
+    let identity = Identity::new(name, shown, shares, config.arena_bytes, config.peer_memory)?;
+    Ok((Links::new(identity, Arc::clone(own), Arc::clone(epoll), usable), directory))
 }
 
 /// Random octets as two words.

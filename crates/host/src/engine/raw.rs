@@ -25,7 +25,7 @@ impl Engine {
         let flow = core.adapter.create_flow(qp, rule)?;
         if !known {
             let port = core.adapter.config().multicast_port;
-            if let Err(error) = core.datagrams.join(segment, port) {
+            if let Err(error) = core.datagrams.join(segment, port, 0) {
                 core.adapter.destroy_flow(flow)?;
                 return Err(EngineError::system("the group of Ethernet frames", error));
             }
@@ -42,7 +42,7 @@ impl Engine {
         let mut core = self.enter()?;
         if core.adapter.destroy_flow(flow)? {
             let segment = core.adapter.segment();
-            core.datagrams.leave(segment);
+            core.datagrams.leave(segment, 0);
         }
         Ok(())
     }

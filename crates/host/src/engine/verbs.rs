@@ -1,13 +1,12 @@
 //! The control path: one method per verb, each under the lock for a moment.
 
-use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use quipu_fault::Call;
 use quipu_nic::{
-    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, PdId, QpAttr, QpAttrMask, QpCap,
-    QpId, QpInfo, QpInit, QpNum, QpState, QpType, SrqId, Time, XrcdId,
+    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, GroupMember, PdId, QpAttr,
+    QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum, QpState, QpType, SrqId, Time, XrcdId,
 };
 
 use super::core::Core;
@@ -293,7 +292,7 @@ impl Engine {
             let (number, port) =
                 core.net.take_number().map_err(|e| EngineError::system("a listening port", e))?;
             if let Some(port) = port {
-                core.links.listen(SocketAddr::new(self.inner.address.ip, port));
+                core.links.listen(port);
             }
             number
         };
@@ -411,14 +410,25 @@ impl Engine {
     ///
     /// No multicast GID, a queue pair of another service, a limit, or the kernel refuses the group.
     pub fn attach_multicast(&self, qp: QpId, mgid: Gid) -> Result<(), EngineError> {
+        self.attach_member(GroupMember { qp, mgid, sgid_index: 0 })
+    }
+
+    /// As [`attach_multicast`](Self::attach_multicast), on the network of the address in any row of the GID
+    /// table.
+    ///
+    /// # Errors
+    ///
+    /// As there; or there is no such row.
+    pub fn attach_member(&self, member: GroupMember) -> Result<(), EngineError> {
         let mut core = self.enter()?;
-        let group = core.adapter.group_of(mgid)?;
-        let known = core.adapter.has_group(group);
-        core.adapter.attach_multicast(qp, mgid)?;
+        let row = member.sgid_index;
+        let group = core.adapter.group_from(member.mgid, row)?;
+        let known = core.adapter.has_group_on(group, row);
+        core.adapter.attach_member(member)?;
         if !known {
             let port = core.adapter.config().multicast_port;
-            if let Err(error) = core.datagrams.join(group, port) {
-                core.adapter.detach_multicast(qp, mgid)?;
+            if let Err(error) = core.datagrams.join(group, port, row) {
+                core.adapter.detach_member(member)?;
                 return Err(EngineError::system("a multicast group", error));
             }
         }
@@ -440,8 +450,17 @@ impl Engine {
     ///
     /// It is not attached to it.
     pub fn detach_multicast(&self, qp: QpId, mgid: Gid) -> Result<(), EngineError> {
-        let mut core = self.enter()?;
-        core.leave_group(qp, mgid)
+        self.detach_member(GroupMember { qp, mgid, sgid_index: 0 })
+    }
+
+    /// As [`detach_multicast`](Self::detach_multicast), on the network of the address in any row of the GID
+    /// table.
+    ///
+    /// # Errors
+    ///
+    /// It is not attached in this way.
+    pub fn detach_member(&self, member: GroupMember) -> Result<(), EngineError> {
+        self.enter()?.leave_group(member)
     }
 
     /// Detaches a queue pair from every multicast group.
@@ -451,8 +470,8 @@ impl Engine {
     /// [`EngineError::EngineGone`].
     pub fn detach_all(&self, qp: QpId) -> Result<(), EngineError> {
         let mut core = self.enter()?;
-        let mut groups = core.adapter.groups_of(qp).into_iter();
-        groups.try_for_each(|mgid| core.leave_group(qp, mgid))
+        let mut members = core.adapter.memberships_of(qp).into_iter();
+        members.try_for_each(|member| core.leave_group(member))
     }
 
     /// Datagrams that were dropped so far.
@@ -478,10 +497,10 @@ impl Engine {
 }
 
 impl Core {
-    fn leave_group(&mut self, qp: QpId, mgid: Gid) -> Result<(), EngineError> {
-        let group = self.adapter.group_of(mgid)?;
-        if self.adapter.detach_multicast(qp, mgid)? {
-            self.datagrams.leave(group);
+    fn leave_group(&mut self, member: GroupMember) -> Result<(), EngineError> {
+        let group = self.adapter.group_from(member.mgid, member.sgid_index)?;
+        if self.adapter.detach_member(member)? {
+            self.datagrams.leave(group, member.sgid_index);
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 //! ```text
 //! caller                                        callee
 //!   Knock { engine }                   -->
-//!                                      <--      Hello { engine, gid, proof_addr } + arena  or  Known
-//!   Hello { engine, gid, proof_addr } + arena -->
+//!                                      <--      Hello { .. } + arena  or  Known { engine }
+//!   Hello { engine, gid, everywhere, proof_addr } + arena -->
 //!   Ready { number read }              -->
 //!                                      <--      Ready { number read }
 //!                                      <--      Admits { whether } + directory, list of shared pages
@@ -13,16 +13,16 @@
 //! ```
 //!
 //! `Known` says that the two have a link already, or one in the making, that the callee accepted.
-//! Each side speaks for its own GID only, which must be an address of this host, and names an address where
-//! the other finds a secret number; whoever can say the number has access to that process's memory, and
-//! only then is shown its directory of regions and, if it shares pages, their list.
+//! Each side speaks for its own GID, which must be an address of this host, or for all addresses of this
+//! host. It names an address where the other finds a secret number. A side that can say the number has access
+//! to that process's memory, and only then is it shown the directory of regions and the list of shared pages.
 
 use quipu_nic::Gid;
 
 use super::probe::Number;
 
 /// Changes whenever anything that two engines share changes its form.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 const MAGIC: [u8; 4] = *b"QPLK";
 
 /// Names an engine: random, chosen when it is opened.
@@ -35,6 +35,8 @@ pub(crate) struct Hello {
     pub(crate) engine: EngineName,
     /// Its address.
     pub(crate) gid: Gid,
+    /// Whether it has all other addresses of this host, too.
+    pub(crate) everywhere: bool,
     /// Where its proof is in the sender's memory (see `probe`); 0 if nobody is to look.
     pub(crate) proof_addr: u64,
 }
@@ -84,6 +86,7 @@ impl<'a> Message<'a> {
             Self::Hello(hello) => {
                 introduce(&mut out, HELLO, &hello.engine);
                 out.extend_from_slice(&hello.gid.0);
+                out.push(u8::from(hello.everywhere));
                 out.extend_from_slice(&hello.proof_addr.to_le_bytes());
             }
             Self::Ready(number) => {
@@ -118,9 +121,20 @@ impl<'a> Message<'a> {
                     (KNOCK, []) => Self::Knock(*engine),
                     (KNOWN, []) => Self::Known(*engine),
                     (HELLO, rest) => {
-                        let (gid, addr) = rest.split_first_chunk()?;
+                        let (gid, rest) = rest.split_first_chunk()?;
+                        let (everywhere, addr) = rest.split_first()?;
+                        let everywhere = match everywhere {
+                            0 => false,
+                            1 => true,
+                            _ => return None,
+                        };
                         let proof_addr = u64::from_le_bytes(addr.try_into().ok()?);
-                        Self::Hello(Hello { engine: *engine, gid: Gid(*gid), proof_addr })
+                        Self::Hello(Hello {
+                            engine: *engine,
+                            gid: Gid(*gid),
+                            everywhere,
+                            proof_addr,
+                        })
                     }
                     _ => return None,
                 }
@@ -136,7 +150,8 @@ mod tests {
 
     #[test]
     fn messages_survive_and_nonsense_is_refused() {
-        let hello = Hello { engine: [1; 16], gid: Gid([2; 16]), proof_addr: 0x1234_5678_9abc };
+        let (engine, gid, proof_addr) = ([1; 16], Gid([2; 16]), 0x1234_5678_9abc);
+        let hello = Hello { engine, gid, everywhere: true, proof_addr };
         for message in [
             Message::Knock([3; 16]),
             Message::Known([4; 16]),

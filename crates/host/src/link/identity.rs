@@ -18,6 +18,8 @@ use crate::{pages, sys};
 pub(crate) struct Identity {
     pub(super) engine: EngineName,
     gid: Gid,
+    /// Whether the engine has all other addresses of this host, too.
+    everywhere: bool,
     proof: Proof,
     /// `None` where no peer is let into the memory anyway.
     directory: Option<OwnedFd>,
@@ -36,9 +38,10 @@ pub(super) struct Shown {
 
 impl Identity {
     /// A new identity; `directory` is the segment of the engine's regions, and `shares` says whether there is
-    /// a list of what can be mapped beside it.
+    /// a list of what can be mapped next to it. The engine has the address `gid`, and if `everywhere` all
+    /// others of this host.
     pub(crate) fn new(
-        gid: Gid,
+        (gid, everywhere): (Gid, bool),
         directory: Option<OwnedFd>,
         shares: bool,
         arena_bytes: usize,
@@ -52,7 +55,7 @@ impl Identity {
             probe::allow_everyone();
         }
         let proof = Proof::new(&engine, number);
-        Ok(Self { engine, gid, proof, directory, shares, arena_bytes, policy })
+        Ok(Self { engine, gid, everywhere, proof, directory, shares, arena_bytes, policy })
     }
 
     fn admits_anybody(&self) -> bool {
@@ -64,7 +67,8 @@ impl Identity {
         let made = segment::create(c"quipu-arena", self.arena_bytes, Writers::Both);
         let (arena_fd, arena) = made.map_err(Broken::NoMemory)?;
         let proof_addr = if self.admits_anybody() { self.proof.addr() } else { 0 };
-        let hello = Hello { engine: self.engine, gid: self.gid, proof_addr };
+        let Self { engine, gid, everywhere, .. } = *self;
+        let hello = Hello { engine, gid, everywhere, proof_addr };
         socket::send(fd, &Message::Hello(hello).encode(), &[arena_fd.as_raw_fd()])?;
         Ok(arena)
     }

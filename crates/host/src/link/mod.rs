@@ -4,8 +4,9 @@
 //! end concerns no other link.
 //!
 //! An engine that listens at a TCP port also listens at an abstract UNIX address made from the same
-//! IP address and port, so whoever wants to connect finds out by trying whether its peer is on this
-//! host. Only processes of the same user are let in; all others go by TCP. One link serves all
+//! IP address and port, or from the port alone if it listens at all addresses of the host. An engine that
+//! wants to connect finds out by trying whether its peer is on this host. Only processes of the same user are
+//! let in; all others go by TCP. One link serves all
 //! queue pairs of two engines (two links if both called at the same moment, which does no harm).
 //! A link ends when its socket does, which the kernel sees to however a process dies; or when the process
 //! does, whose socket a child of fork may have inherited.
@@ -40,6 +41,7 @@ use crate::handle_map::HandleMap;
 use crate::net::listener::{Accepted, Acceptor, Resting};
 use crate::net::table::Table;
 use crate::net::token::{Slot, Token};
+use crate::own::OwnAddresses;
 use crate::sys::{self, Epoll};
 use crate::tap::Adapter;
 
@@ -68,6 +70,8 @@ pub(crate) struct Waiting {
     pub(crate) conn: ConnId,
     /// Whom it wants to reach.
     pub(crate) peer: SocketAddr,
+    /// The row of the GID table with the address from which it does.
+    pub(crate) sgid_index: u8,
 }
 
 /// What became of the wish to reach a peer by a link.
@@ -104,8 +108,8 @@ struct Peer {
     /// Whom it was called for; `None` on the side that was called.
     target: Option<SocketAddr>,
     engine: Option<EngineName>,
-    /// What it says its address is, which was found to be one of this host.
-    gid: Gid,
+    /// What it says its address is, which was found to be one of this host; `None` for all of this host.
+    gid: Option<Gid>,
     pid: libc::pid_t,
     /// Its process, which the epoll set has too, once the link stands and if the kernel lets one watch it.
     process: Option<OwnedFd>,
@@ -162,6 +166,7 @@ pub(crate) fn own_memory() -> Option<Arc<dyn PeerMemory>> {
 /// The links of an engine.
 pub(crate) struct Links {
     identity: Identity,
+    own: Arc<OwnAddresses>,
     epoll: Arc<Epoll>,
     /// By index; `None` where one had to be given up.
     listeners: Vec<Option<OwnedFd>>,
@@ -181,9 +186,15 @@ pub(crate) struct Links {
 
 impl Links {
     /// Without links yet. `usable`: whether shared memory is wanted and works.
-    pub(crate) fn new(identity: Identity, epoll: Arc<Epoll>, usable: bool) -> Self {
+    pub(crate) fn new(
+        identity: Identity,
+        own: Arc<OwnAddresses>,
+        epoll: Arc<Epoll>,
+        usable: bool,
+    ) -> Self {
         Self {
             identity,
+            own,
             epoll,
             listeners: Vec::new(),
             resting: Resting::default(),
@@ -198,12 +209,24 @@ impl Links {
         }
     }
 
-    /// Lets engines of this host find the one that listens at `address`.
-    pub(crate) fn listen(&mut self, address: SocketAddr) {
+    /// The engine has other addresses from now on.
+    pub(crate) fn set_addresses(&mut self, own: Arc<OwnAddresses>) {
+        self.own = own;
+    }
+
+    /// Lets engines of this host find this one, which listens at `port`.
+    pub(crate) fn listen(&mut self, port: u16) {
         if !self.usable {
             return;
         }
-        let listening = socket::listen(address).and_then(|fd| {
+        let mut address = self.own.source(0);
+        address.set_port(port);
+        let name = if self.own.is_restricted() {
+            socket::Name::At(address)
+        } else {
+            socket::Name::Everywhere(port)
+        };
+        let listening = socket::listen(name).and_then(|fd| {
             if self.acceptor.is_none() {
                 self.acceptor = Some(Acceptor::new()?);
             }
@@ -248,7 +271,13 @@ impl Links {
     /// Calls the engine that listens at `target`. Anybody may listen there, so nothing is said before it is
     /// known who does.
     fn call(&mut self, now: Time, target: SocketAddr) -> io::Result<Slot> {
-        let fd = socket::connect(target)?;
+        // Only on this host is a port enough of a name.
+        let everywhere = socket::Name::Everywhere(target.port());
+        let own = self.own.is_of_host(target.ip()).then(|| socket::connect(everywhere).ok());
+        let fd = match own.flatten() {
+            Some(fd) => fd,
+            None => socket::connect(socket::Name::At(target))?,
+        };
         check_user(&fd)?;
         socket::send(&fd, &Message::Knock(self.identity.engine).encode(), &[])?;
         let slot = self.add(now, fd, State::AwaitHello, Some(target))?;
@@ -273,7 +302,7 @@ impl Links {
                 state,
                 target,
                 engine: None,
-                gid: Gid::default(),
+                gid: None,
                 pid,
                 process: None,
                 deadline: now.after(SETUP_NS),

@@ -126,7 +126,7 @@ impl Links {
         peer.engine = Some(hello.engine);
         // Nobody speaks for the queue pairs of another host.
         find_address(&host_addresses()?, hello.gid.into()).ok_or(Broken::Nonsense)?;
-        peer.gid = hello.gid;
+        peer.gid = (!hello.everywhere).then_some(hello.gid);
         let arena = self.identity.accept_arena(fds, MAPPED_MAX.saturating_sub(taken))?;
         peer.mapped = arena.len();
         peer.peer_arena = Some(arena);

@@ -20,12 +20,24 @@ pub(crate) const MAX_MESSAGE: usize = 4096;
 const CONTROL_WORDS: usize = 4;
 const BACKLOG: c_int = 128;
 
-/// The abstract address of the engine that listens at `address`.
-fn name(address: SocketAddr) -> (libc::sockaddr_un, socklen_t) {
+/// Where an engine listens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Name {
+    /// At one address.
+    At(SocketAddr),
+    /// At this port of every address of the host.
+    Everywhere(u16),
+}
+
+/// The abstract address of the engine that listens there.
+fn name(name: Name) -> (libc::sockaddr_un, socklen_t) {
     // SAFETY: all zeroes is a valid sockaddr_un.
     let mut raw: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let text = format!("quipu/{}/{}", address.ip(), address.port());
+    let text = match name {
+        Name::At(address) => format!("quipu/{}/{}", address.ip(), address.port()),
+        Name::Everywhere(port) => format!("quipu/*/{port}"),
+    };
     // The first byte stays 0: that makes the name abstract (unix(7)).
     for (to, from) in raw.sun_path[1..].iter_mut().zip(text.bytes()) {
         *to = from as libc::c_char;
@@ -40,20 +52,20 @@ fn socket() -> io::Result<OwnedFd> {
     with_more_descriptors(|| adopt_socket(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }))
 }
 
-/// Listens for engines of this host that want to reach `address`.
-pub(crate) fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
+/// Listens for engines of this host that want to reach `at`.
+pub(crate) fn listen(at: Name) -> io::Result<OwnedFd> {
     let fd = socket()?;
-    let (raw, len) = name(address);
+    let (raw, len) = name(at);
     // SAFETY: the pointer and the length describe `raw`, which outlives the call.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const raw).cast(), len) })?;
     crate::sys::listen(&fd, BACKLOG)?;
     Ok(fd)
 }
 
-/// Connects to the engine of this host that listens at `address`. Never waits.
-pub(crate) fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
+/// Connects to the engine of this host that listens at `at`. Never waits.
+pub(crate) fn connect(at: Name) -> io::Result<OwnedFd> {
     let fd = socket()?;
-    let (raw, len) = name(address);
+    let (raw, len) = name(at);
     // SAFETY: the pointer and the length describe `raw`, which outlives the call.
     check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw).cast(), len) })?;
     Ok(fd)
@@ -244,7 +256,7 @@ mod tests {
 
     #[test]
     fn descriptors_can_be_declined() {
-        let address = "127.0.0.9:65003".parse().unwrap();
+        let address = Name::At("127.0.0.9:65003".parse().unwrap());
         let listener = listen(address).unwrap();
         let caller = connect(address).unwrap();
         let callee = accept(&listener).unwrap();
@@ -264,9 +276,9 @@ mod tests {
 
     #[test]
     fn messages_keep_their_bounds_and_bring_descriptors() {
-        let address = "127.0.0.9:65001".parse().unwrap();
+        let address = Name::At("127.0.0.9:65001".parse().unwrap());
         let listener = listen(address).unwrap();
-        assert!(connect("127.0.0.9:65002".parse().unwrap()).is_err());
+        assert!(connect(Name::At("127.0.0.9:65002".parse().unwrap())).is_err());
         let caller = connect(address).unwrap();
         let callee = accept(&listener).unwrap();
         let peer = peer_credentials(&callee).unwrap();

@@ -26,8 +26,8 @@ struct Called {
 
 impl Called {
     fn new(peer_memory: PeerMemoryPolicy) -> Self {
-        let address = [127, 0, 0, 1].into();
-        let config = Config { address: Some(address), peer_memory, ..Config::default() };
+        let address = std::net::IpAddr::from([127, 0, 0, 1]);
+        let config = Config { address: Some(address.into()), peer_memory, ..Config::default() };
         let engine = Engine::open(Config { arena_bytes: 1 << 20, ..config }).unwrap();
         let (context, _) = engine.open_context().unwrap();
         let pd = engine.alloc_pd().unwrap();
@@ -73,7 +73,7 @@ struct Peer {
 impl Peer {
     fn knock(at: SocketAddr, name: u8) -> (Self, Hello, Vec<OwnedFd>) {
         let (arena_fd, arena) = segment::create(c"test", 1 << 20, Writers::Both).unwrap();
-        let peer = Self { fd: socket::connect(at).unwrap(), arena, arena_fd };
+        let peer = Self { fd: socket::connect(socket::Name::At(at)).unwrap(), arena, arena_fd };
         peer.say(Message::Knock([name; 16]), &[]);
         let (bytes, fds) = peer.hear().unwrap();
         let Some(Message::Hello(hello)) = Message::decode(&bytes) else {
@@ -104,7 +104,7 @@ impl Peer {
 
     /// The handshake, with the number that is to prove access. What the engine gave at its end.
     fn join(&self, name: u8, number: Option<Number>) -> (bool, Vec<OwnedFd>) {
-        let hello = Hello { engine: [name; 16], gid: own_gid(), proof_addr: 0 };
+        let hello = Hello { engine: [name; 16], gid: own_gid(), everywhere: false, proof_addr: 0 };
         self.say(Message::Hello(hello), &[&self.arena_fd]);
         let (bytes, _) = self.hear().unwrap();
         assert_eq!(Message::decode(&bytes), Some(Message::Ready(None)));
@@ -296,7 +296,7 @@ fn arenas_have_bounds() {
     let huge = || {
         let fd = segment::sealed(0, MAX_BYTES as libc::off_t).unwrap();
         let arena = Segment::heap(64);
-        Peer { fd: socket::connect(called.at).unwrap(), arena, arena_fd: fd }
+        Peer { fd: socket::connect(socket::Name::At(called.at)).unwrap(), arena, arena_fd: fd }
     };
     let fit = MAPPED_MAX / MAX_BYTES;
     let mut peers = Vec::new();
@@ -304,7 +304,8 @@ fn arenas_have_bounds() {
         let peer = huge();
         peer.say(Message::Knock([index as u8; 16]), &[]);
         peer.hear().unwrap();
-        let hello = Hello { engine: [index as u8; 16], gid: own_gid(), proof_addr: 0 };
+        let hello =
+            Hello { engine: [index as u8; 16], gid: own_gid(), everywhere: false, proof_addr: 0 };
         peer.say(Message::Hello(hello), &[&peer.arena_fd]);
         assert_eq!(peer.hear().is_some(), index < fit, "{index} of {fit}");
         if index < fit {
@@ -322,7 +323,7 @@ fn nobody_speaks_for_an_address_of_another_host() {
     for (name, address, believed) in [(1, [192, 0, 2, 1], false), (2, [127, 0, 0, 9], true)] {
         let (peer, _, _) = Peer::knock(called.at, name);
         let gid = Gid::from(IpAddr::from(address));
-        let hello = Hello { engine: [name; 16], gid, proof_addr: 0 };
+        let hello = Hello { engine: [name; 16], gid, everywhere: false, proof_addr: 0 };
         peer.say(Message::Hello(hello), &[&peer.arena_fd]);
         assert_eq!(peer.hear().is_some(), believed, "{address:?}");
     }
@@ -346,7 +347,7 @@ fn a_peer_that_gives_memory_of_no_use_has_others_linked_all_the_same() {
     for name in [1, 2] {
         let (mut peer, ..) = Peer::knock(called.at, name);
         peer.arena_fd = if name == 1 { sealed() } else { read_only(&peer) };
-        let hello = Hello { engine: [name; 16], gid: own_gid(), proof_addr: 0 };
+        let hello = Hello { engine: [name; 16], gid: own_gid(), everywhere: false, proof_addr: 0 };
         peer.say(Message::Hello(hello), &[&peer.arena_fd]);
         assert!(peer.hear().is_none(), "it is no peer");
         assert!(called.engine.enter().unwrap().links.usable);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use super::stream::Tuning;
+use crate::own::OwnAddresses;
 use crate::sys;
 
 /// Connections that the kernel keeps for us while nobody looks.
@@ -17,11 +18,17 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens on a port that the kernel chooses. Accepted sockets inherit the tuning.
-    pub(crate) fn open(own: SocketAddr, tuning: &Tuning) -> io::Result<Self> {
-        let fd = sys::tcp_socket(own.ip())?;
+    /// Listens on a port that the kernel chooses, at all addresses of the engine. Accepted sockets inherit
+    /// the tuning.
+    pub(crate) fn open(own: &OwnAddresses, tuning: &Tuning) -> io::Result<Self> {
+        sys::at_first_that_works(&own.listening(0), |at| Self::open_at(at, tuning))
+    }
+
+    fn open_at(at: SocketAddr, tuning: &Tuning) -> io::Result<Self> {
+        let fd = sys::tcp_socket(at.ip())?;
         tuning.apply(&fd)?;
-        sys::bind(&fd, own)?;
+        sys::take_both_families(&fd, at.ip())?;
+        sys::bind(&fd, at)?;
         sys::listen(&fd, BACKLOG)?;
         let port = sys::local_address(&fd)?.port();
         Ok(Self { fd, port })

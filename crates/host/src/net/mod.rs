@@ -35,6 +35,7 @@ use self::stream::{Phase, Stream};
 use self::table::Table;
 use self::token::{Slot, Token};
 use crate::handle_map::HandleMap;
+use crate::own::OwnAddresses;
 use crate::sys::{self, Epoll, with_more_descriptors};
 use crate::tap::Adapter;
 
@@ -47,8 +48,7 @@ const WRITE: c_int = libc::EPOLLOUT;
 
 /// The TCP side of an engine.
 pub(crate) struct Net {
-    /// The engine's address; port 0.
-    own: SocketAddr,
+    own: Arc<OwnAddresses>,
     tuning: Tuning,
     epoll: Arc<Epoll>,
     listeners: Vec<Listener>,
@@ -86,7 +86,7 @@ enum Taken {
 
 impl Net {
     /// Without sockets yet.
-    pub(crate) fn new(own: SocketAddr, tuning: Tuning, epoll: Arc<Epoll>) -> Self {
+    pub(crate) fn new(own: Arc<OwnAddresses>, tuning: Tuning, epoll: Arc<Epoll>) -> Self {
         Self {
             own,
             tuning,
@@ -109,9 +109,14 @@ impl Net {
         }
     }
 
+    /// The engine has other addresses from now on.
+    pub(crate) fn set_addresses(&mut self, own: Arc<OwnAddresses>) {
+        self.own = own;
+    }
+
     /// True if `peer` is one of the engine's own listeners.
     pub(crate) fn is_own(&self, peer: SocketAddr) -> bool {
-        peer.ip() == self.own.ip() && self.listeners.iter().any(|l| l.port == peer.port())
+        self.own.is_own(peer.ip()) && self.listeners.iter().any(|l| l.port == peer.port())
     }
 
     /// True if there are streams that are tried without asking epoll.
@@ -172,7 +177,7 @@ impl Net {
         if self.acceptor.is_none() {
             self.acceptor = Some(Acceptor::new()?);
         }
-        let listener = with_more_descriptors(|| Listener::open(self.own, &self.tuning))?;
+        let listener = with_more_descriptors(|| Listener::open(&self.own, &self.tuning))?;
         let token = Token::Listener(self.listeners.len() as u32);
         self.epoll.add(&listener.fd, libc::EPOLLIN, token.bits())?;
         let port = listener.port;
@@ -187,16 +192,17 @@ impl Net {
         }
     }
 
-    /// Starts a connection for the adapter, which hears of its outcome.
+    /// Starts a connection for the adapter, which hears of its outcome; from the address in the row
+    /// `sgid_index` of the GID table.
     pub(crate) fn connect(
         &mut self,
         adapter: &mut Adapter,
         now: Time,
-        conn: ConnId,
-        peer: SocketAddr,
+        (conn, peer): (ConnId, SocketAddr),
+        sgid_index: u8,
     ) {
-        let peer = self.with_scope(peer);
-        let started = with_more_descriptors(|| stream::start(&self.tuning, self.own, peer));
+        let (own, peer) = (self.own.source(sgid_index), self.own.with_scope(peer, sgid_index));
+        let started = with_more_descriptors(|| stream::start(&self.tuning, own, peer));
         let added = started.and_then(|(fd, done)| {
             let (phase, interest) =
                 if done { (Phase::Open, READ) } else { (Phase::Connecting, WRITE) };
@@ -223,16 +229,6 @@ impl Net {
         if let Err(error) = stream::limit_silence(&stream.fd, user_timeout_ns) {
             tracing::warn!(%error, "cannot set keepalive: a peer that vanishes is noticed late");
         }
-    }
-
-    /// A link-local peer is reached over the interface of the engine's own address.
-    fn with_scope(&self, mut peer: SocketAddr) -> SocketAddr {
-        if let (SocketAddr::V6(peer), SocketAddr::V6(own)) = (&mut peer, &self.own)
-            && peer.ip().is_unicast_link_local()
-        {
-            peer.set_scope_id(own.scope_id());
-        }
-        peer
     }
 
     /// Has a capture begin a stream that was just made.
@@ -267,7 +263,7 @@ impl Net {
                 break;
             };
             let (fd, peer) = match acceptor.accept(listener) {
-                Accepted::Connection(fd, peer) => (fd, peer),
+                Accepted::Connection(fd, peer) => (fd, sys::canonical(peer)),
                 Accepted::Refused => continue,
                 Accepted::Nothing => break,
                 Accepted::Stuck | Accepted::Failed => {

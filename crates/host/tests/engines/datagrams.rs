@@ -1,5 +1,6 @@
 //! Datagrams between engines over the kernel's UDP, on the loopback.
 
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -128,8 +129,8 @@ fn a_program_that_sleeps_is_woken_by_a_datagram() {
 #[test]
 fn a_socket_that_has_had_nothing_for_long_is_asked_for_seldom() {
     const POLLS: u64 = 100_000;
-    let own = Some("127.0.0.76".parse().unwrap());
-    let config = Config { address: own, counters: true, ..Config::default() };
+    let own = IpAddr::from([127, 0, 0, 76]);
+    let config = Config { address: Some(own.into()), counters: true, ..Config::default() };
     let engine = Engine::open(config).unwrap();
     let node = node(&engine);
     let mut out = [Completion::default()];
@@ -140,8 +141,7 @@ fn a_socket_that_has_had_nothing_for_long_is_asked_for_seldom() {
     let to = To::Datagram { ah: address(&node, engine.gid(), 0), qpn: node.num.0, qkey: QKEY };
     send(&node, to, 0, 1);
     let count = |name: &str| {
-        let ours =
-            |sample: &Sample| (sample.process, Some(sample.address)) == (std::process::id(), own);
+        let ours = |sample: &Sample| (sample.process, sample.address) == (std::process::id(), own);
         let sample = samples().into_iter().find(ours).unwrap();
         sample.engine[ENGINE_METRICS.iter().position(|metric| metric.name == name).unwrap()]
     };

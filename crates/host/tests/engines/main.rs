@@ -1,6 +1,7 @@
 //! Whole engines, and what happens between them. One program, since each would link everything anew; what
 //! needs a process of its own starts it.
 
+mod addresses;
 mod bare;
 mod capture;
 mod capture_cm;

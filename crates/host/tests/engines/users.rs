@@ -22,7 +22,7 @@ const HERE: &str = "127.0.0.1";
 /// Where somebody listens in the place of an engine: greater than `HERE`, so that it is called.
 const SQUATTED: &str = "127.0.0.7";
 /// The first word of whoever calls an engine (specs/quipu-channel.md, 1), by the name of sixteen `x`.
-const KNOCK: &[u8] = b"\x01QPLK\x07\0\0\0xxxxxxxxxxxxxxxx";
+const KNOCK: &[u8] = b"\x01QPLK\x08\0\0\0xxxxxxxxxxxxxxxx";
 /// What an engine that lets nobody in may take to say so, in ms.
 const PATIENCE_MS: i32 = 20_000;
 

@@ -21,7 +21,10 @@ use crate::types::{ConnId, Gid, LinkId, QpId, Time};
 impl<P> Hub<P> {
     /// Whether the engine behind a link has the queue pairs of this GID.
     fn speaks_for(&self, link: LinkId, gid: Gid) -> bool {
-        self.links.get(link).is_some_and(|state| state.link.peer_gid == gid)
+        self.links.get(link).is_some_and(|state| match state.link.peer_gid {
+            Some(peer) => peer == gid,
+            None => self.gids.is_of_host(gid),
+        })
     }
 }
 

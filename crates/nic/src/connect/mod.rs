@@ -120,9 +120,14 @@ pub(crate) fn hello_of<P>(qp: &Qp, hub: &Hub<P>, kind: Kind) -> Hello {
         rq_psn: qp.attr.rq_psn,
         sq_psn: qp.attr.sq_psn,
         service: qp.qp_type.wire(),
-        source_gid: hub.config.gid.0,
+        source_gid: own_gid(qp, hub).0,
         dest_gid: qp.attr.av.dgid.0,
     }
+}
+
+/// The address of a queue pair: the row of the GID table that its route names.
+pub(crate) fn own_gid<P>(qp: &Qp, hub: &Hub<P>) -> Gid {
+    hub.gids.row_of(&qp.attr.av)
 }
 
 /// The peer's address.
@@ -132,7 +137,7 @@ fn peer_of(qp: &Qp) -> SocketAddr {
 
 /// Whether this end reaches out.
 pub(crate) fn initiates<P>(qp: &Qp, hub: &Hub<P>) -> bool {
-    (hub.config.gid, qp.num) <= (qp.attr.av.dgid, QpNum(qp.attr.dest_qp_num))
+    (own_gid(qp, hub), qp.num) <= (qp.attr.av.dgid, QpNum(qp.attr.dest_qp_num))
 }
 
 /// Whether a hello comes from the peer of a queue pair, and speaks of this connection. A first PSN to send is
@@ -389,7 +394,7 @@ impl<P: Probe> Adapter<P> {
 
     /// Which queue pair a request is for.
     fn find(&self, hello: &Hello) -> Match {
-        if hello.dest_gid != self.hub.config.gid.0 {
+        if !self.hub.gids.has(Gid(hello.dest_gid)) {
             return Match::Refused(Reason::Mismatch);
         }
         let Some(qp) =
@@ -404,6 +409,7 @@ impl<P: Probe> Adapter<P> {
             _ => {}
         }
         match qp.path {
+            _ if own_gid(qp, &self.hub).0 != hello.dest_gid => Match::Refused(Reason::Mismatch),
             _ if qp.requester.cut == Cut::Dead => Match::Refused(Reason::NoSuchQp),
             _ if qp.requester.cut == Cut::Off => Match::NotReady,
             Path::None if is_peer(qp, hello) && !initiates(qp, &self.hub) => Match::Ready(qp.id),
@@ -535,7 +541,8 @@ fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     match hub.new_conn(Some(qp.id), Phase::Reaching) {
         Some(conn) => {
             qp.path = Path::Pending(conn);
-            hub.actions.push_back(Action::Connect { conn, peer: peer_of(qp) });
+            let sgid_index = hub.gids.index_of(&qp.attr.av);
+            hub.actions.push_back(Action::Connect { conn, peer: peer_of(qp), sgid_index });
         }
         None => pause(qp, hub),
     }

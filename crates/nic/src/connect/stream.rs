@@ -7,7 +7,8 @@ use quipu_iwarp::wire::hello::{Features, Hello, Kind};
 use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder, Sender};
 
 use super::{
-    Phase, Via, Waiting, established, hello_of, initiates, is_peer, lose, pause, start_deadline,
+    Phase, Via, Waiting, established, hello_of, initiates, is_peer, lose, own_gid, pause,
+    start_deadline,
 };
 use crate::adapter::{Adapter, Crc, Hub};
 use crate::error::{Fault, Loss};
@@ -26,7 +27,7 @@ fn params<P>(qp: &Qp, hub: &Hub<P>) -> Params {
     let peer = qp.attr.av.dgid;
     let crc = match hub.config.crc {
         Crc::Always => true,
-        Crc::BetweenHosts => peer != hub.config.gid && !IpAddr::from(peer).is_loopback(),
+        Crc::BetweenHosts => !hub.gids.has(peer) && !IpAddr::from(peer).is_loopback(),
         Crc::Never => false,
     };
     Params { crc, ..Params::default() }
@@ -201,7 +202,7 @@ impl<P: Probe> Adapter<P> {
                     Ok(hello)
                         if hello.kind == Kind::Accept
                             && hello.dest_qpn == qp.num.0
-                            && hello.dest_gid == hub.config.gid.0
+                            && hello.dest_gid == own_gid(qp, hub).0
                             && is_peer(qp, &hello) =>
                     {
                         hub.settle(conn);

@@ -25,7 +25,7 @@ pub(crate) use self::rules::Rules;
 pub use self::rules::{FlowKind, FlowLayer, FlowRule, FlowSpec};
 use crate::adapter::{Adapter, Config, Hub};
 use crate::error::Fault;
-use crate::multicast::multicast_group;
+use crate::multicast::{GroupMember, multicast_group};
 use crate::probe::{Probe, Stage};
 use crate::qp::Qp;
 use crate::responder::{self, Finish, Refusal};
@@ -94,7 +94,7 @@ impl<P: Probe> Adapter<P> {
         let flow = added?;
         let segment = self.segment();
         let members = self.hub.groups.entry(segment).or_default();
-        let member = (id, Gid::from(segment));
+        let member = GroupMember { qp: id, mgid: Gid::from(segment), sgid_index: 0 };
         if !members.contains(&member) {
             members.push(member);
         }
@@ -114,7 +114,8 @@ impl<P: Probe> Adapter<P> {
             return Ok(false);
         }
         let segment = self.segment();
-        self.leave_group(qp, segment, Gid::from(segment))
+        let member = GroupMember { qp, mgid: Gid::from(segment), sgid_index: 0 };
+        self.leave_group(segment, member)
     }
 
     /// Gives a frame to the queue pairs that rules steer it to.

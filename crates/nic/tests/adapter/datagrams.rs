@@ -501,6 +501,7 @@ fn the_traffic_class_and_hop_limit_are_those_of_the_address() {
     let number = adapter.next_datagrams().unwrap();
     let departure = adapter.transmit_datagram(bench.pair.now, number, &mut out).unwrap();
     let expected = Departure {
+        sgid_index: 0,
         from: number,
         to: SocketAddr::new(Ipv4Addr::new(10, 0, 0, 2).into(), QpNum(qpn).port()),
         traffic_class: 0x68,

@@ -239,7 +239,7 @@ impl LinkPeer {
             .handle_link_up(Link {
                 own: own.clone(),
                 peer: peer.clone(),
-                peer_gid: Gid::from(IpAddr::from([10, 0, 0, 2])),
+                peer_gid: Some(Gid::from(IpAddr::from([10, 0, 0, 2]))),
                 peer_memory: directory.is_some().then(|| memory.clone() as Arc<dyn PeerMemory>),
                 peer_directory: directory,
             })

@@ -78,5 +78,8 @@ fn ethernet_has_no_lids() {
     assert_eq!(host.adapter.create_ah(host.pd, &attr.av), Err(Fault::NoLids));
     assert_eq!(host.adapter.query_qp(qp).unwrap().attr.state, QpState::Init);
     attr.av = AddressVector { dgid: Gid([9; 16]), is_global: true, ..attr.av };
+    let elsewhere = host.adapter.modify_qp(pair.now, qp, &attr, TO_RTR);
+    assert!(matches!(elsewhere, Err(Fault::Invalid(_))), "it is of IPv6, and the adapter of IPv4");
+    attr.av.dgid = std::net::IpAddr::from([10, 0, 0, 9]).into();
     host.adapter.modify_qp(pair.now, qp, &attr, TO_RTR).unwrap();
 }

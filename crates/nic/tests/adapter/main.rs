@@ -1,6 +1,7 @@
 //! The adapter between simulated peers. One program, since each would compile the whole adapter anew.
 
 mod acknowledgements;
+mod addresses;
 mod asked;
 mod audit;
 mod by_hand;

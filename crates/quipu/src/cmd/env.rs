@@ -78,7 +78,7 @@ pub(crate) fn variables(
             set.push((name, in_front(&ours, separator, env::var_os(name))));
         }
     }
-    if let Some(address) = device.address {
+    if let Some(address) = &device.address {
         set.push(("QUIPU_ADDRESS", address.to_string().into()));
     }
     if let Some(log) = log {

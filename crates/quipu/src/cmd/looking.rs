@@ -34,7 +34,7 @@ impl DeviceOptions {
             })?;
         }
         Ok(Config {
-            address: self.address.or(config.address),
+            address: self.address.clone().or(config.address),
             capture: None,
             faults: None,
             fault_log: None,

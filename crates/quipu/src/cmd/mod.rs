@@ -97,13 +97,13 @@ enum Task {
 /// What the device is to be like.
 #[derive(Args, Clone, Debug, Default)]
 struct DeviceOptions {
-    /// IP address of the device: one of this machine's addresses.
+    /// The device's only address: one of this machine's, such as 10.0.0.1, or fe80::1%eth0 if link-local.
     ///
-    /// Default: the first address of an interface that is up, IPv4 before IPv6, loopback last. With
-    /// 127.0.0.1 or ::1, only programs on this machine can connect.
+    /// Default: all addresses of this machine. The first is that of an interface that is up, IPv4 before
+    /// IPv6, loopback last. With 127.0.0.1 or ::1, only programs on this machine can connect.
     #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS",
-          value_parser = variables::trimmed::<std::net::IpAddr>)]
-    address: Option<std::net::IpAddr>,
+          value_parser = variables::trimmed::<quipu_host::WantedAddress>)]
+    address: Option<quipu_host::WantedAddress>,
 }
 
 /// Runs the command.

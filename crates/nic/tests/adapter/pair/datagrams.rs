@@ -1,6 +1,6 @@
 //! Datagrams between the two hosts of a pair, and beyond.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use quipu_nic::*;
 
@@ -86,7 +86,8 @@ impl Pair {
 
     fn fly(&mut self, host: usize, departure: &Departure, bytes: &[u8]) {
         assert!(departure.len <= MAX_DATAGRAM);
-        let from = SocketAddr::new(IpAddr::V4(self.hosts[host].address), departure.from.port());
+        let source = self.hosts[host].row(departure.sgid_index);
+        let from = SocketAddr::new(source, departure.from.port());
         let arrival = Arrival {
             from,
             to: departure.to.ip(),
@@ -95,7 +96,7 @@ impl Pair {
         };
         for to in 0..2 {
             let (host, ip) = (&self.hosts[to], departure.to.ip());
-            if IpAddr::V4(host.address) == ip || host.adapter.has_group(ip) {
+            if host.has(ip) || host.adapter.has_group(ip) {
                 self.flying.push_back((to, arrival, bytes.to_vec()));
             }
         }

@@ -90,6 +90,16 @@ impl Host {
         Self { adapter, address, port, pd, cq, events: Vec::new(), silence: None, next_index: 0 }
     }
 
+    /// The address in a row of the GID table.
+    pub fn row(&self, index: u8) -> IpAddr {
+        self.adapter.gid_row(index).expect("a row of the GID table").into()
+    }
+
+    /// Whether the adapter has this address.
+    pub fn has(&self, ip: IpAddr) -> bool {
+        (0..self.adapter.gid_rows()).any(|index| self.row(index as u8) == ip)
+    }
+
     pub fn qp(&mut self) -> QpId {
         self.qp_with(|_| {})
     }
@@ -142,6 +152,8 @@ pub struct Pair {
     pub memory: Arc<Memory>,
     wires: Vec<Wire>,
     links: Option<[LinkId; 2]>,
+    /// Whether both engines of the link have all addresses of their host.
+    pub everywhere: bool,
     /// What each host owns of the link: guard words and rings.
     pub segments: Vec<Segment>,
     /// Ends of the connection that are cut: nothing arrives any more.
@@ -195,6 +207,7 @@ impl Pair {
             memory: Arc::default(),
             wires: Vec::new(),
             links: None,
+            everywhere: false,
             segments: Vec::new(),
             cut: false,
             stopped: None,
@@ -441,9 +454,9 @@ impl Pair {
     fn act(&mut self, host: usize, action: Action) {
         let other = 1 - host;
         match action {
-            Action::Connect { conn, peer } => {
-                if self.cut || peer.ip() != IpAddr::V4(self.hosts[other].address) {
-                    if peer.ip() == IpAddr::V4(self.hosts[host].address) {
+            Action::Connect { conn, peer, sgid_index } => {
+                if self.cut || !self.hosts[other].has(peer.ip()) {
+                    if self.hosts[host].has(peer.ip()) {
                         self.hosts[host].adapter.handle_reached_self(self.now, conn);
                     } else {
                         self.hosts[host].adapter.handle_lost(self.now, conn, Loss::Refused);
@@ -451,11 +464,11 @@ impl Pair {
                     return;
                 }
                 match self.way {
-                    Way::Stream(_) => self.open_stream(host, conn),
+                    Way::Stream(_) => self.open_stream(host, conn, sgid_index),
                     Way::Link | Way::LinkMapped | Way::LinkCopying => {
                         let link = self.link()[host];
                         if !self.hosts[host].adapter.handle_reached_link(self.now, conn, link) {
-                            self.open_stream(host, conn);
+                            self.open_stream(host, conn, sgid_index);
                         }
                     }
                 }
@@ -487,8 +500,8 @@ impl Pair {
         }
     }
 
-    fn open_stream(&mut self, host: usize, conn: ConnId) {
-        let from = SocketAddr::new(IpAddr::V4(self.hosts[host].address), 55555);
+    fn open_stream(&mut self, host: usize, conn: ConnId, sgid_index: u8) {
+        let from = SocketAddr::new(self.hosts[host].row(sgid_index), 55555);
         let other = 1 - host;
         let accepted = self.hosts[other].adapter.handle_accepted(self.now, from).unwrap();
         let mut ends = [None; 2];
@@ -558,7 +571,7 @@ impl Pair {
                 .handle_link_up(Link {
                     own: segments[host].clone(),
                     peer: segments[1 - host].clone(),
-                    peer_gid: gids[1 - host],
+                    peer_gid: (!self.everywhere).then_some(gids[1 - host]),
                     peer_memory: access.then_some(memory),
                     peer_directory: access.then(|| directories[&(1 - host)].clone()),
                 })

@@ -1,0 +1,58 @@
+//! A seeded program of socket calls gives the same results without the library and with it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+#[path = "../../types/testing/cdylib.rs"]
+mod cdylib;
+#[path = "../../types/testing/needs.rs"]
+#[expect(dead_code, reason = "only the compiler is needed")]
+mod needs;
+
+/// Seeds, and steps of each of the four connections of one.
+const SEEDS: u32 = 8;
+const STEPS: &str = "150";
+
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| cdylib::built(&["-p", "quipu-sockets-preload"], "quipu_sockets_preload"))
+}
+
+/// Compiles the program. None without a compiler for this machine.
+fn program() -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/random.c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sockets-random");
+    let mut command = needs::compiler()?;
+    command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+    assert!(command.status().unwrap().success(), "the program does not compile");
+    Some(program)
+}
+
+fn run(program: &Path, seed: u32, preloaded: bool) -> Output {
+    let mut command = Command::new(program);
+    command.args([&seed.to_string(), STEPS]).env_remove("LD_PRELOAD");
+    if preloaded {
+        command.arg("report").env("LD_PRELOAD", library());
+    }
+    command.output().unwrap()
+}
+
+#[test]
+fn a_random_program_sees_the_same_with_and_without_the_library() {
+    let Some(program) = program() else { return };
+    let mut by_memory = 0_u64;
+    for seed in 1..=SEEDS {
+        let (plain, quipu) = (run(&program, seed, false), run(&program, seed, true));
+        let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text(&plain).ends_with("done\n"), "seed {seed} without: {}", text(&plain));
+        for (number, (a, b)) in text(&plain).lines().zip(text(&quipu).lines()).enumerate() {
+            assert_eq!(a, b, "seed {seed}, line {}", number + 1);
+        }
+        assert_eq!(text(&plain).len(), text(&quipu).len(), "seed {seed}");
+        let errors = String::from_utf8_lossy(&quipu.stderr).into_owned();
+        let octets = errors.lines().filter_map(|line| line.strip_prefix("by memory "));
+        by_memory += octets.filter_map(|count| count.parse::<u64>().ok()).sum::<u64>();
+    }
+    assert!(by_memory > 10_000, "{by_memory} octets went through memory");
+}
