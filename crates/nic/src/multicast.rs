@@ -76,7 +76,7 @@ impl<P> Hub<P> {
     fn group_of(&self, mgid: Gid, sgid_index: u8) -> Result<IpAddr, Fault> {
         let row = self.gids.row(sgid_index);
         let own = row.ok_or(Fault::Invalid("the GID table has no row with this index"))?;
-        multicast_group(own, mgid).ok_or(Fault::Invalid("the GID is no multicast address"))
+        multicast_group(own, mgid).ok_or(Fault::Invalid("the GID is not a multicast address"))
     }
 }
 
