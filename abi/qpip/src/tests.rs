@@ -186,9 +186,9 @@ fn messages_of_tcp() {
         a.bytes[..5].fill(0);
         assert_eq!((b.next().id, &b.bytes[100..105]), (2, &b"hello"[..]));
         fails(a.send(9, 0, 0, None), libc::EINVAL, "cannot be posted");
-        fails(a.send(9, 65, 2, None), libc::EINVAL, "64 octets");
+        fails(a.send(9, 65, 2, None), libc::EINVAL, "64 bytes");
         fails(a.send(9, 5, 4, None), libc::EINVAL, "flags");
-        fails(a.send(9, (1 << 31) + 1, 0, None), libc::EINVAL, "at most 2147483648");
+        fails(a.send(9, (1 << 31) + 1, 0, None), libc::EINVAL, "the limit is 2147483648");
         let pieces = [a.segment(0, 1); 5];
         let five = qpip_send {
             id: 9,

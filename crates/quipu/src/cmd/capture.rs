@@ -177,7 +177,7 @@ mod tests {
         fs::remove_file(&file).unwrap();
         let program = std::env::current_exe().unwrap();
         let error = options(&program).variables().unwrap_err().to_string();
-        assert!(error.contains("it is a program"), "{error}");
+        assert!(error.contains("it is executable"), "{error}");
         assert!(fs::metadata(&program).unwrap().len() > 0);
     }
 

@@ -166,7 +166,7 @@ fn one_user_does_not_take_all_places() {
     command.uid(GUEST).gid(GUEST).stdin(Stdio::piped());
     let mut greedy = Running::spawn(&mut command, "never");
     let said = greedy.until("HAS");
-    let why = format!("user {GUEST} has 32 programs attached, and leaves as many places to others");
+    let why = format!("user {GUEST} has 32 programs attached, and one guest may have at most half");
     assert!(said.contains("HAS 32: ") && said.contains(&why), "{said}");
     let to = SocketAddr::new(address, 90);
     let _server = serve(MEMBER, &link, "90", "from another user");

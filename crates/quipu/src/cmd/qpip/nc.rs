@@ -262,7 +262,7 @@ mod tests {
         let client = line(&["10.9.0.1", "7"]).unwrap().options;
         assert_eq!((client.server, client.port), (Some([10, 9, 0, 1].into()), Some(7)));
         let zone = line(&["fe80::1%qp0", "7"]).err().unwrap().to_string();
-        assert!(zone.contains("leave \"%qp0\" out"), "{zone}");
+        assert!(zone.contains("leave out \"%qp0\""), "{zone}");
         assert_eq!(line(&["-l", "7"]).unwrap().options.listen, Some(7));
         for bad in [&[] as &[&str], &["10.9.0.1"], &["10.9.0.1", "0"], &["-l", "7", "::1", "7"]] {
             assert!(line(bad).is_err(), "{bad:?}");
