@@ -13,12 +13,13 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 6] = [
+const LIBRARIES: [(&str, &str); 7] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
     ("libqpip.so", "libqpip.so.1"),
+    ("libsplitc.so", "libsplitc.so"),
     ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
 ];
 /// What says to tools for finding errors what they cannot know of the libraries.
@@ -29,13 +30,14 @@ const LINKS: [(&str, &str); 3] = [
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
 ];
-const PACKAGES: [&str; 7] = [
+const PACKAGES: [&str; 8] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
     "quipu-engine",
     "quipu-shim",
     "quipu-qpip",
+    "quipu-splitc-runtime",
     "quipu-sockets-preload",
 ];
 

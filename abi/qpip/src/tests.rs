@@ -198,7 +198,7 @@ fn messages_of_tcp() {
             to: null(),
             to_length: 0,
         };
-        fails(qpip_post_send(a.qp, &five), libc::EINVAL, "4 at most (max_segments");
+        fails(qpip_post_send(a.qp, &five), libc::EINVAL, "at most 4 (max_segments");
         fails(a.send(9, 5, 0, Some(&to)), libc::EISCONN, "leave the address");
         // A receive that nothing fills is flushed at the end.
         b.receive(3, 200, 100);

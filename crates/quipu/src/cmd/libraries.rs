@@ -25,8 +25,11 @@ const PRELOADED: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libquipu_shi
 /// The library of `quipu sockets`, which needs none of the others.
 pub(crate) const SOCKETS: &str = "libquipu_sockets_preload.so";
 
-/// The file of that library, near the command or where the variable says.
-pub(crate) fn find_sockets() -> Result<PathBuf, Failure> {
+/// The library that programs of Split-C are linked with.
+pub(crate) const SPLITC: &str = "libsplitc.so";
+
+/// The file of one library that needs none of the others, near the command or where the variable says.
+pub(crate) fn find_one(library: &str) -> Result<PathBuf, Failure> {
     let wanted = variables::value(VARIABLE);
     let own = quipu_host::own_file().map(|file| resolved(&file)).unwrap_or_default();
     let bin = own.parent().unwrap_or(Path::new("/")).to_owned();
@@ -34,10 +37,10 @@ pub(crate) fn find_sockets() -> Result<PathBuf, Failure> {
         Some(folder) => vec![PathBuf::from(folder)],
         None => near(&bin).into_iter().chain([bin]).collect(),
     };
-    let found = folders.iter().map(|folder| folder.join(SOCKETS)).find(|file| file.is_file());
+    let found = folders.iter().map(|folder| folder.join(library)).find(|file| file.is_file());
     found.and_then(|file| file.canonicalize().ok()).ok_or_else(|| {
         let places: Vec<_> = folders.iter().map(|f| format!("\n    {}", f.display())).collect();
-        let what = format!("cannot find {SOCKETS}");
+        let what = format!("cannot find {library}");
         let why = format!("looked in{}", places.concat());
         let remedy = "build it (`make build` in Quipu's source, then use target/quipu/bin/quipu)";
         Failure::new(what, why, remedy).with_code(125)

@@ -24,6 +24,7 @@ mod qpip;
 mod run;
 mod sim;
 mod sockets;
+mod splitc;
 mod spmd;
 mod top;
 mod variables;
@@ -73,6 +74,8 @@ enum Task {
     Nic(nic::Options),
     /// Run tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
     Qpip(qpip::Options),
+    /// Compile Split-C programs.
+    Splitc(splitc::Options),
     /// Start the processes of a parallel program, here or on several hosts, and wait for them.
     Spmd(spmd::Options),
     /// Run the adapter in simulated networks with faults, and check its behaviour.
@@ -119,6 +122,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Top(options) => top::run(&options),
         Task::Nic(options) => nic::run(&options),
         Task::Qpip(options) => qpip::run(&options),
+        Task::Splitc(options) => splitc::run(&options),
         Task::Spmd(options) => spmd::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Machine(options) => machine::run(&options),

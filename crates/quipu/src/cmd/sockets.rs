@@ -80,7 +80,7 @@ impl Arg0 for Command {
 
 /// `LD_PRELOAD` with the library in front of what is there.
 pub(crate) fn preload() -> Result<OsString, Failure> {
-    let library = libraries::find_sockets()?;
+    let library = libraries::find_one(libraries::SOCKETS)?;
     let old = std::env::var_os("LD_PRELOAD").unwrap_or_default();
     let is_ours = |part: &[u8]| {
         Path::new(OsStr::from_bytes(part)).file_name() == Some(OsStr::new(libraries::SOCKETS))

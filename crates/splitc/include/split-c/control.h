@@ -1,0 +1,2 @@
+/* An old name of the same. */
+#include <split-c/split-c.h>
