@@ -89,7 +89,10 @@ pub const DROP_REASONS: [Metric; REASONS] = [
     metric("protocol", "Unsupported protocol above IP."),
     metric("checksum", "Wrong TCP or UDP checksum, or a missing one where it is required."),
     metric("fragment", "Invalid fragments, or fragments of packets that must not be fragmented."),
-    metric("fragment_overlap", "Fragmented packets whose fragments overlap or contradict each other."),
+    metric(
+        "fragment_overlap",
+        "Fragmented packets whose fragments overlap or contradict each other.",
+    ),
     metric("fragment_expired", "Fragmented packets whose fragments took too long."),
     metric("fragment_evicted", "Fragmented packets that were evicted by newer ones."),
     metric("tcp_malformed", "Invalid TCP header."),
