@@ -62,7 +62,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             let mut peer = Command::new(std::env::current_exe()?);
             peer.args(["am", "answer"]);
             let extent = Extent { rounds: options.rounds.max(1), messages: options.messages };
-            let lines = bench::measure(peer, extent).map_err(failed)?;
+            let mut lines = bench::measure(peer, extent).map_err(failed)?;
+            lines.push(bench::cost(extent).map_err(failed)?);
             if options.json { print_json(&lines) } else { print_table(&lines) }
         }
     }
