@@ -77,9 +77,13 @@ pub(crate) struct Conn {
     pub(crate) is_watched: AtomicBool,
     /// The set that has it may look at its ring: see `set`.
     pub(crate) is_quick_member: AtomicBool,
+    /// It has received something since its set last slept.
+    pub(crate) is_touched: AtomicBool,
     /// It is in the list of those that the set asks for their consent.
     pub(crate) is_candidate: AtomicBool,
     pub(crate) patience: Mutex<Patience>,
+    /// When a thread began to wait for something to receive; 0 if none does.
+    waits_since: AtomicU64,
     pub(crate) counters: Counters,
     /// Grows with each socket that uses this object.
     pub(crate) life: AtomicU32,
@@ -134,8 +138,10 @@ impl Conn {
             set: AtomicPtr::new(ptr::null_mut()),
             is_watched: AtomicBool::new(false),
             is_quick_member: AtomicBool::new(false),
+            is_touched: AtomicBool::new(false),
             is_candidate: AtomicBool::new(false),
             patience: Mutex::new(Patience::default()),
+            waits_since: AtomicU64::new(0),
             counters: Counters::default(),
             life: AtomicU32::new(0),
             is_used: AtomicBool::new(false),
@@ -318,6 +324,21 @@ impl Conn {
         let _ = map.receiver().revoke();
         crate::send::settle(self, map);
         self.give_nodelay_back();
+    }
+
+    /// This thread is about to sleep until there is something to receive.
+    pub(crate) fn begin_wait(&self) {
+        self.waits_since.store(sys::now_ns(), Ordering::Relaxed);
+    }
+
+    /// It is awake again.
+    pub(crate) fn end_wait(&self) {
+        let since = self.waits_since.swap(0, Ordering::Relaxed);
+        if since != 0
+            && let Ok(mut patience) = self.patience.try_lock()
+        {
+            patience.waited(sys::now_ns() - since);
+        }
     }
 
     /// Has the kernel send small segments at once. Its acknowledgements go with what the other end sends over

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use libc::{c_int, c_short, pollfd};
 use quipu_sockets::Revoked;
 use quipu_sockets::direction::wish;
-use quipu_sockets::patience::Outcome;
 use quipu_sockets::report::Reason;
 
 use crate::conn::Conn;
@@ -62,6 +61,9 @@ impl Watched {
 
     /// The call is over.
     pub(crate) fn end(&self) {
+        if let Some((_, first)) = self.iter().next() {
+            first.end_wait();
+        }
         for (_, conn) in self.iter() {
             conn.receiving.fetch_sub(1, Ordering::SeqCst);
             conn.leave();
@@ -92,6 +94,9 @@ impl Watched {
             let revoked =
                 |conn: &Conn| conn.map().is_none_or(|map| map.receiver().revoke() == Revoked::Yes);
             if self.iter().all(|(_, conn)| revoked(conn)) {
+                if let Some((_, first)) = self.iter().next() {
+                    first.begin_wait();
+                }
                 return false;
             }
             std::thread::yield_now();
@@ -122,14 +127,14 @@ impl Watched {
         loop {
             for _ in 0..16 {
                 if self.readable().next().is_some() {
-                    spin.end(Outcome::Found);
+                    spin.found();
                     return true;
                 }
                 std::hint::spin_loop();
             }
             match spin.goes_on() {
                 Some(true) if is_ready() => {
-                    spin.end(Outcome::Found);
+                    spin.found();
                     return true;
                 }
                 Some(_) => {}

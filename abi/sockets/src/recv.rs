@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use libc::c_int;
 use quipu_sockets::direction::wish;
-use quipu_sockets::patience::Outcome;
 use quipu_sockets::report::Reason;
 use quipu_sockets::{Look, Revoked};
 
@@ -53,6 +52,7 @@ pub(crate) fn finish(
     flags: c_int,
 ) -> isize {
     let mut result = received;
+    conn.end_wait();
     let special = flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0;
     if let Some(map) = conn.map()
         && conn.receives.load(Ordering::SeqCst)
@@ -187,6 +187,7 @@ fn raised(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -
         }
         std::thread::yield_now();
     }
+    conn.begin_wait();
     Plan::Kernel(conn, done)
 }
 
@@ -208,14 +209,14 @@ fn spin(conn: &Conn, map: &Map) -> Found {
     loop {
         for _ in 0..32 {
             if receiver.has_unread() {
-                spin.end(Outcome::Found);
+                spin.found();
                 return Found::Ring;
             }
             std::hint::spin_loop();
         }
         match spin.goes_on() {
             Some(true) if sys::is_readable(conn.fd()) => {
-                spin.end(Outcome::Found);
+                spin.found();
                 return Found::Tcp;
             }
             Some(_) => {}

@@ -13,19 +13,21 @@ use std::sync::{Mutex, MutexGuard};
 use libc::{c_int, epoll_event};
 use quipu_sockets::Revoked;
 use quipu_sockets::direction::wish;
-use quipu_sockets::patience::{Outcome, Patience};
+use quipu_sockets::patience::Patience;
 use quipu_sockets::report::Reason;
 
 use crate::conn::{Conn, Mode};
 use crate::spin::Spin;
+use crate::sys;
 use crate::table::{self, Entry};
-use crate::{process, sys};
 
 /// Most sockets of a set that have consented at a time: each wait looks at all of them.
 const MAX_ACTIVE: usize = 512;
 /// Waits in a row, and time, in which rings alone are looked at.
 const RING_WAITS: u32 = 16;
 const RING_NS: u64 = 50_000;
+/// Sleeps in a row after which a socket that received nothing is not asked to consent any more.
+const MAX_IDLE: u32 = 4;
 /// Masks that only the kernel can serve.
 const KERNEL_ONLY: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
 /// What a ring reports.
@@ -51,11 +53,24 @@ pub(crate) struct Set {
 #[derive(Default)]
 struct Inner {
     members: HashMap<c_int, Member>,
-    /// Sockets that have consented, by descriptor.
-    active: Vec<(c_int, &'static Conn)>,
+    /// Sockets that have consented.
+    active: Vec<Active>,
+    /// Those that had before a thread began to sleep: they consent again when it wakes.
+    dormant: Vec<Active>,
     ring_waits: u32,
     asked_kernel: u64,
     patience: Patience,
+    /// When the last thread began to sleep; 0 if none does.
+    sleeps_since: u64,
+}
+
+/// A socket whose ring is looked at.
+#[derive(Clone, Copy)]
+struct Active {
+    fd: c_int,
+    conn: &'static Conn,
+    /// Sleeps in a row without anything received before.
+    idle: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -86,6 +101,14 @@ impl Member {
     }
 }
 
+impl Inner {
+    /// Looks at a socket's ring no more.
+    fn remove(&mut self, conn: &Conn) {
+        self.active.retain(|active| !ptr::eq(active.conn, conn));
+        self.dormant.retain(|active| !ptr::eq(active.conn, conn));
+    }
+}
+
 /// Sets that are not in use, and all that there are.
 static FREE: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
 static ALL: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
@@ -110,6 +133,7 @@ pub(crate) fn note(conn: &'static Conn) {
     {
         return;
     }
+    conn.is_touched.store(true, Ordering::Relaxed);
     if !set.add_candidate(conn) {
         return;
     }
@@ -130,7 +154,7 @@ pub(crate) fn forget(conn: &'static Conn) {
     let set = unsafe { &*set };
     let mut inner = lock(&set.inner);
     inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
-    inner.active.retain(|(_, active)| !ptr::eq(*active, conn));
+    inner.remove(conn);
     lock(&set.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
 }
 
@@ -224,7 +248,10 @@ impl Set {
     /// Has everything come over TCP from now on, until consents are given again.
     fn quiesce(&self, inner: &mut Inner) {
         self.gather(inner);
-        for (_, conn) in std::mem::take(&mut inner.active) {
+        for Active { conn, .. } in std::mem::take(&mut inner.dormant) {
+            conn.is_candidate.store(false, Ordering::SeqCst);
+        }
+        for Active { conn, .. } in std::mem::take(&mut inner.active) {
             conn.is_candidate.store(false, Ordering::SeqCst);
             if let Some(map) = conn.map()
                 && map.receiver().revoke() == Revoked::Unread
@@ -244,7 +271,7 @@ impl Set {
     ) -> c_int {
         let mut inner = lock(&self.inner);
         let result = sys::call!(SYS_epoll_ctl, epfd, op, fd, event) as c_int;
-        if result != 0 || !process::is_own() {
+        if result != 0 {
             return result;
         }
         match table::get(fd) {
@@ -295,7 +322,7 @@ impl Set {
                 }
             }
             (libc::EPOLL_CTL_DEL, _) if inner.members.remove(&fd).is_some() => {
-                inner.active.retain(|(_, active)| !ptr::eq(*active, conn));
+                inner.remove(conn);
                 lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
                 conn.is_candidate.store(false, Ordering::SeqCst);
                 conn.is_quick_member.store(false, Ordering::SeqCst);
@@ -313,11 +340,11 @@ impl Set {
                 |(fd, member): (&c_int, &Member)| ptr::eq(member.conn, conn).then_some(*fd);
             let own = inner.members.get_key_value(&conn.fd()).and_then(is_there);
             match own.or_else(|| inner.members.iter().find_map(is_there)) {
-                Some(fd) => inner.active.push((fd, conn)),
+                Some(fd) => inner.active.push(Active { fd, conn, idle: 0 }),
                 None => conn.is_candidate.store(false, Ordering::SeqCst),
             }
         }
-        self.watched.store(inner.active.len(), Ordering::Relaxed);
+        self.watched.store(inner.active.len() + inner.dormant.len(), Ordering::Relaxed);
     }
 
     /// Writes what the rings have to report. How many events that is.
@@ -328,7 +355,7 @@ impl Set {
             if count == max {
                 break;
             }
-            let (fd, _) = inner.active[index];
+            let fd = inner.active[index].fd;
             let Some(member) = inner.members.get_mut(&fd) else { continue };
             if let Some((event, head)) = member.report() {
                 member.told = head;
@@ -349,7 +376,7 @@ impl Set {
         inner
             .active
             .iter()
-            .any(|(_, conn)| conn.map().is_some_and(|map| map.receiver().has_unread()))
+            .any(|Active { conn, .. }| conn.map().is_some_and(|map| map.receiver().has_unread()))
     }
 
     /// Waits as epoll_wait(2) does, as far as no sleep is needed. None if the thread is to sleep in
@@ -413,7 +440,7 @@ impl Set {
             if Self::has_news(&inner) {
                 let count = self.collect(&mut inner, events, room);
                 if count > 0 {
-                    spin.end(Outcome::Found);
+                    spin.found();
                     break Some(count as c_int);
                 }
             }
@@ -425,7 +452,7 @@ impl Set {
                 Some(true) => match ask_kernel() {
                     0 => {}
                     result => {
-                        spin.end(Outcome::Found);
+                        spin.found();
                         break Some(result);
                     }
                 },
@@ -433,6 +460,26 @@ impl Set {
         };
         lock(&self.inner).patience = patience;
         result
+    }
+
+    /// Has sockets consent that did before the sleep: what follows the octets that have woken the thread
+    /// may come through their rings.
+    fn consent_again(&self, inner: &mut Inner) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        for active in std::mem::take(&mut inner.dormant) {
+            let conn = active.conn;
+            match conn.map() {
+                Some(map)
+                    if conn.is_quick_member.load(Ordering::Relaxed) && conn.may_consent(0) =>
+                {
+                    map.receiver().consent();
+                    inner.active.push(active);
+                }
+                _ => conn.is_candidate.store(false, Ordering::SeqCst),
+            }
+        }
     }
 
     /// Revokes all consents. A result if a ring has something to report after all.
@@ -445,14 +492,20 @@ impl Set {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut inner = inner?;
         self.gather(&mut inner);
-        let mut kept = Vec::new();
-        for (fd, conn) in std::mem::take(&mut inner.active) {
+        let (mut kept, mut dormant) = (Vec::new(), std::mem::take(&mut inner.dormant));
+        for Active { fd, conn, idle } in std::mem::take(&mut inner.active) {
             let Some(map) = conn.map() else {
                 conn.is_candidate.store(false, Ordering::SeqCst);
                 continue;
             };
+            let is_idle = !conn.is_touched.swap(false, Ordering::Relaxed);
+            let idle = if is_idle { idle + 1 } else { 0 };
             if map.receiver().revoke() == Revoked::Yes {
-                conn.is_candidate.store(false, Ordering::SeqCst);
+                if idle < MAX_IDLE {
+                    dormant.push(Active { fd, conn, idle });
+                } else {
+                    conn.is_candidate.store(false, Ordering::SeqCst);
+                }
                 continue;
             }
             // The program has been told, and sleeps all the same: what arrives next is to wake it.
@@ -460,13 +513,14 @@ impl Set {
             if !has_news {
                 map.receiver().wish(wish::WAKE);
             }
-            kept.push((fd, conn));
+            kept.push(Active { fd, conn, idle });
         }
-        inner.active = kept;
-        self.watched.store(inner.active.len(), Ordering::Relaxed);
+        (inner.active, inner.dormant) = (kept, dormant);
+        self.watched.store(inner.active.len() + inner.dormant.len(), Ordering::Relaxed);
         let count =
             if inner.active.is_empty() { 0 } else { self.collect(&mut inner, events, room) };
         if count == 0 {
+            inner.sleeps_since = sys::now_ns();
             return None;
         }
         drop(inner);
@@ -477,5 +531,13 @@ impl Set {
     /// The thread is awake again.
     pub(crate) fn end_sleep(&self) {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        if self.is_quick.load(Ordering::SeqCst) {
+            let mut inner = lock(&self.inner);
+            let since = std::mem::take(&mut inner.sleeps_since);
+            if since != 0 {
+                inner.patience.waited(sys::now_ns() - since);
+            }
+            self.consent_again(&mut inner);
+        }
     }
 }

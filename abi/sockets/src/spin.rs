@@ -1,6 +1,6 @@
 //! Looking at rings for a while before sleeping.
 
-use quipu_sockets::patience::{Outcome, Patience};
+use quipu_sockets::patience::Patience;
 
 use crate::sys;
 
@@ -12,6 +12,7 @@ const GAP_NS: u64 = 400_000;
 /// One look that may take a while.
 pub(crate) struct Spin<'a> {
     patience: &'a mut Patience,
+    begun: u64,
     deadline: u64,
     last: u64,
     asked: u64,
@@ -25,12 +26,13 @@ impl<'a> Spin<'a> {
         if budget == 0 || !crate::process::has_processors() {
             return None;
         }
-        Some(Self { patience, deadline: now + budget, last: now, asked: now })
+        Some(Self { patience, begun: now, deadline: now + budget, last: now, asked: now })
     }
 
-    /// Ends.
-    pub(crate) fn end(&mut self, outcome: Outcome) {
-        self.patience.learn(outcome, self.last);
+    /// Something was found.
+    pub(crate) fn found(&mut self) {
+        self.patience.found();
+        self.patience.waited(self.last - self.begun);
     }
 
     /// Whether to look again, and to ask the kernel before that. None once the time is over; the
@@ -40,11 +42,10 @@ impl<'a> Spin<'a> {
         let gap = now - self.last;
         self.last = now;
         if gap > GAP_NS {
-            self.end(Outcome::Crowded);
+            self.patience.crowded(now);
             return None;
         }
         if now > self.deadline {
-            self.end(Outcome::Nothing);
             return None;
         }
         let ask = now - self.asked > ASK_NS;

@@ -15,6 +15,8 @@ const EXAMPLES: &[Example] = &[
     Example { name: "sinic", text: include_str!("../plans/sinic.toml") },
     Example { name: "commodity", text: include_str!("../plans/commodity.toml") },
     Example { name: "zero-copy", text: include_str!("../plans/zero-copy.toml") },
+    Example { name: "paper", text: include_str!("../plans/paper.toml") },
+    Example { name: "qpip", text: include_str!("../plans/qpip.toml") },
     Example { name: "today", text: include_str!("../plans/today.toml") },
 ];
 

@@ -26,6 +26,8 @@
 //! | `network`, `frames` | links, switch, and what is on them |
 //! | `nic` | NICs register by register, each with its driver |
 //! | `os` | sockets, softirq, timers around `quipu-inet`'s TCP |
+//! | `lanai` | the programmable NIC of the QPIP paper |
+//! | `bench` | a NIC without software, for tests |
 //! | `workload` | the programs |
 //! | `run`, `report`, `trace`, `sweep` | running a plan; what came of it; many values |
 //!
@@ -33,12 +35,14 @@
 //! react to events. Software sees hardware through registers and memory only.
 #![forbid(unsafe_code)]
 
+mod bench;
 mod bus;
 mod costs;
 mod cpu;
 mod error;
 mod examples;
 mod frames;
+mod lanai;
 mod ledger;
 mod memory;
 mod network;
@@ -53,9 +57,11 @@ mod trace;
 mod workload;
 mod world;
 
+pub use bench::Bench;
 pub use costs::Cost;
 pub use error::{DriverFault, RunError};
 pub use examples::{Example, example, examples};
+pub use lanai::{Firmware, LanaiPlan, LanaiReport, Stage as FirmwareStage, run_lanai};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use plan::*;
 pub use report::{Report, Share, breakdown, figure, table};

@@ -8,10 +8,11 @@ use std::task::{Context, Waker};
 use crate::costs::{self, Costs};
 use crate::cpu::Cpu;
 use crate::error::RunError;
+use crate::lanai::{LanaiPlan, run_lanai};
 use crate::ledger::{Category, Ledger};
 use crate::memory::MemoryCounters;
 use crate::nic;
-use crate::plan::Plan;
+use crate::plan::{NicKind, Plan};
 use crate::report::Report;
 use crate::trace::Stage;
 use crate::workload::{self, Program};
@@ -78,13 +79,16 @@ pub fn run(plan: &Plan) -> Result<Report, RunError> {
 /// # Errors
 /// As [`run`].
 pub fn run_with(plan: &Plan, mut options: Options<'_>) -> Result<(Report, Vec<Stage>), RunError> {
+    if plan.nic.kind == NicKind::Lanai {
+        return Ok((Report::of_lanai(plan, &run_lanai(&LanaiPlan::of(plan))?), Vec::new()));
+    }
     let world = Rc::new(RefCell::new(build(plan, options.trace)?));
     let mut programs = start(&world, plan);
     let begin = plan.run.warmup.0;
     let end = begin + plan.run.sample.0;
     let limit = plan.run.max_events;
     advance(&world, &mut programs, begin, limit, end, &mut options)?;
-    world.borrow_mut().slowdown = 1;
+    world.borrow_mut().slowdown = 1024;
     let before = Snapshot::of(&world.borrow());
     advance(&world, &mut programs, end, limit, end, &mut options)?;
     let after = Snapshot::of(&world.borrow());

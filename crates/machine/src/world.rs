@@ -156,7 +156,7 @@ pub(crate) struct World {
     pub(crate) requests: u64,
     /// Bytes of the machine's programs, received and sent.
     pub(crate) goodput: [u64; 2],
-    /// How much slower the machine's software is at the moment.
+    /// How much slower the machine's software is at the moment, in 1024ths.
     pub(crate) slowdown: u64,
 }
 
@@ -218,7 +218,7 @@ impl World {
             tracer: Tracer::new(traced),
             requests: 0,
             goodput: [0; 2],
-            slowdown: plan.run.warmup_slowdown.into(),
+            slowdown: (plan.run.warmup_slowdown * 1024.0) as u64,
         }
     }
 
@@ -335,10 +335,15 @@ impl World {
         let result = work(nic.as_mut(), &mut Io::new(self, host));
         self.hosts[usize::from(host)].nic = Some(nic);
         if let Err(fault) = result {
-            let ps = self.kernel.now();
-            let cycle = self.hosts[usize::from(host)].clock.cycles(ps);
-            self.failure.get_or_insert(RunError::Driver { fault, cycle });
+            self.fail(host, fault);
         }
+    }
+
+    /// A driver broke a rule: the run stops.
+    pub(crate) fn fail(&mut self, host: u16, fault: DriverFault) {
+        let ps = self.kernel.now();
+        let cycle = self.hosts[usize::from(host)].clock.cycles(ps);
+        self.failure.get_or_insert(RunError::Driver { fault, cycle });
     }
 
     fn interrupt(&mut self, host: u16) {
@@ -438,7 +443,7 @@ impl World {
 
     /// Adds time to a core's ledger and moves its clock.
     pub(crate) fn spend(&mut self, id: CoreId, category: Category, ps: u64) {
-        let ps = if usize::from(id.host) == MACHINE { ps * self.slowdown } else { ps };
+        let ps = if usize::from(id.host) == MACHINE { ps * self.slowdown / 1024 } else { ps };
         let core = self.core(id);
         core.local += ps;
         core.ledger.add(category, ps);

@@ -1,76 +1,68 @@
 //! For how long a receiver looks at rings before it sleeps in the kernel.
 //!
-//! Looking pays only while answers come sooner than the kernel could wake the receiver, and while
-//! another processor is free to produce them. So a receiver that found an answer in time looks
-//! again the next time; one that did not, tries again after a number of waits that doubles.
+//! Looking pays while waits are short, and while another processor is free to end them. So a receiver
+//! learns how long its waits are, whether it slept or not: it looks for about twice that time. It stops
+//! for a while when another thread had its processor meanwhile.
 
-/// Time that is worth looking, in nanoseconds, when answers come in time.
-const PATIENT_NS: u64 = 50_000;
-/// Time of an attempt, when they have not come lately: the peer may have to be woken first.
-const ATTEMPT_NS: u64 = 100_000;
-/// Most waits between two attempts.
-const MAX_PAUSE: u32 = 256;
+/// Waits that are longer on average are left to the kernel.
+const WORTH_NS: u64 = 500_000;
+/// Shortest and longest look.
+const SHORTEST_NS: u64 = 20_000;
+const LONGEST_NS: u64 = 1_000_000;
+/// A longer wait counts as one of this length.
+const MOST_NS: u64 = 2_000_000;
+/// What is expected of a receiver that has not waited yet.
+const FIRST_NS: u64 = 100_000;
 /// Time without a look after the processor was taken away during one; it doubles each time that this
 /// happens again before a look succeeds.
 const CROWDED_NS: u64 = 500_000;
 const MAX_CROWDED_NS: u64 = 16_000_000;
 
-/// What one receiver has learned. One for each thing that is waited for.
-#[derive(Clone, Copy, Debug, Default)]
+/// What one receiver has learned. One for each thing that is waited for. All times are in nanoseconds.
+#[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Whether the last look found something in time.
-    succeeded: bool,
-    /// Waits until the next attempt.
-    pause: u32,
-    /// The pause before that attempt, which doubles when it fails.
-    next_pause: u32,
+    /// Length of a wait, on average.
+    expected: u64,
     /// No look before this time.
     crowded_until: u64,
     /// The last pause for that reason.
     crowded_ns: u64,
 }
 
-/// How a look ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Something came in time.
-    Found,
-    /// Nothing came.
-    Nothing,
-    /// Another thread had the processor meanwhile: all processors are busy.
-    Crowded,
+impl Default for Patience {
+    fn default() -> Self {
+        Self { expected: FIRST_NS, crowded_until: 0, crowded_ns: 0 }
+    }
 }
 
 impl Patience {
-    /// For how long to look this time, in nanoseconds; 0 for not at all. `now` is in nanoseconds too.
-    pub fn budget_ns(&mut self, now: u64) -> u64 {
-        if now < self.crowded_until {
+    /// For how long to look this time; 0 for not at all.
+    pub fn budget_ns(&self, now: u64) -> u64 {
+        if now < self.crowded_until || self.expected > WORTH_NS {
             return 0;
         }
-        if self.succeeded {
-            return PATIENT_NS;
-        }
-        if self.pause > 0 {
-            self.pause -= 1;
-            return 0;
-        }
-        ATTEMPT_NS
+        (self.expected * 2).clamp(SHORTEST_NS, LONGEST_NS)
     }
 
-    /// Learns how a look ended for which [`budget_ns`](Self::budget_ns) gave time.
-    pub fn learn(&mut self, outcome: Outcome, now: u64) {
-        match outcome {
-            Outcome::Found => *self = Self { succeeded: true, ..Self::default() },
-            Outcome::Nothing => {
-                self.next_pause = (self.next_pause * 2).clamp(1, MAX_PAUSE);
-                self.pause = if self.succeeded { 0 } else { self.next_pause };
-                self.succeeded = false;
-            }
-            Outcome::Crowded => {
-                self.crowded_ns = (self.crowded_ns * 2).clamp(CROWDED_NS, MAX_CROWDED_NS);
-                self.crowded_until = now + self.crowded_ns;
-            }
+    /// A wait is over, which took so long. Short ones are believed sooner than long ones.
+    pub fn waited(&mut self, length: u64) {
+        let length = length.min(MOST_NS);
+        if length > self.expected {
+            self.expected += (length - self.expected) / 8;
+        } else {
+            self.expected -= (self.expected - length) / 2;
         }
+    }
+
+    /// A look has found something.
+    pub fn found(&mut self) {
+        self.crowded_ns = 0;
+    }
+
+    /// Another thread had the processor during a look: all processors are busy.
+    pub fn crowded(&mut self, now: u64) {
+        self.crowded_ns = (self.crowded_ns * 2).clamp(CROWDED_NS, MAX_CROWDED_NS);
+        self.crowded_until = now + self.crowded_ns;
     }
 }
 
@@ -79,23 +71,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_make_attempts_rare_and_one_success_makes_them_usual() {
+    fn short_waits_are_looked_for_and_long_ones_are_not() {
         let mut patience = Patience::default();
-        let mut looked = 0;
-        for _ in 0..1000 {
-            if patience.budget_ns(0) > 0 {
-                looked += 1;
-                patience.learn(Outcome::Nothing, 0);
-            }
-        }
-        assert!((5..=20).contains(&looked), "{looked}");
-        while patience.budget_ns(0) == 0 {}
-        patience.learn(Outcome::Found, 0);
-        assert!((0..100).all(|_| {
-            let budget = patience.budget_ns(0);
-            patience.learn(Outcome::Found, 0);
-            budget == PATIENT_NS
-        }));
+        (0..20).for_each(|_| patience.waited(MOST_NS * 10));
+        assert_eq!(patience.budget_ns(0), 0);
+        (0..4).for_each(|_| patience.waited(30_000));
+        let budget = patience.budget_ns(0);
+        assert!((60_000..=500_000).contains(&budget), "{budget}");
+        patience.waited(MOST_NS);
+        assert!(patience.budget_ns(0) > 0, "one long wait among short ones");
+        (0..20).for_each(|_| patience.waited(1000));
+        assert_eq!(patience.budget_ns(0), SHORTEST_NS);
     }
 
     #[test]
@@ -104,7 +90,7 @@ mod tests {
         let (mut now, mut pauses) = (0, Vec::new());
         for _ in 0..10 {
             assert!(patience.budget_ns(now) > 0);
-            patience.learn(Outcome::Crowded, now);
+            patience.crowded(now);
             let begin = now;
             while patience.budget_ns(now) == 0 {
                 now += 100_000;
@@ -113,5 +99,8 @@ mod tests {
         }
         assert!(pauses.is_sorted() && pauses[0] == CROWDED_NS, "{pauses:?}");
         assert_eq!(pauses[9], MAX_CROWDED_NS);
+        patience.found();
+        patience.crowded(now);
+        assert!(patience.budget_ns(now + CROWDED_NS) > 0);
     }
 }

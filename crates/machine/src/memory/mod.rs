@@ -8,7 +8,7 @@ use crate::plan::{Attach, Plan};
 
 pub(crate) use cache::Cache;
 pub(crate) use dram::Dram;
-pub(crate) use heap::{Heap, Slab};
+pub(crate) use heap::{Heap, LIMIT, Slab};
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,6 +17,9 @@ use crate::world::CoreId;
 pub(super) const CAUSE: u32 = 0x08;
 /// Store: the causes that interrupt.
 pub(super) const MASK: u32 = 0x10;
+/// Store: 1 clears the causes that an interrupt tells of (message-signalled interrupts), so that no handler
+/// has to load them.
+pub(super) const AUTO_CLEAR: u32 = 0x18;
 /// Store: address of the receive ring.
 pub(super) const RX_BASE: u32 = 0x20;
 /// Store: its descriptors.
@@ -55,6 +58,9 @@ const TX_FETCH: u64 = 3;
 const TX_DATA: u64 = 4;
 const TX_STATUS: u64 = 5;
 
+/// Most descriptors of a packet.
+const MOST_FRAGMENTS: usize = 64;
+
 /// Timers.
 const INTERRUPT: u32 = 0;
 const SENT: u32 = 1;
@@ -77,7 +83,7 @@ struct Ring {
 
 impl Ring {
     fn at(&self, counter: u64) -> u64 {
-        self.base + counter % self.size.max(1) * DESCRIPTOR
+        self.base.wrapping_add(counter % self.size.max(1) * DESCRIPTOR)
     }
 
     /// Moves the tail.
@@ -90,9 +96,11 @@ impl Ring {
         Ok(())
     }
 
-    /// Fetches the next descriptors if few are left.
+    /// Fetches the next descriptors if few are left, or if the last packet is not complete.
     fn fetch(&mut self, io: &mut Io<'_>, most: u64, tag: u64) {
-        if self.fetching || self.fetched == self.tail || self.cache.len() as u64 * 2 > most {
+        let open = self.cache.back().is_some_and(|(_, _, word)| word & MORE != 0);
+        let enough = self.cache.len() as u64 * 2 > most && !open;
+        if self.fetching || self.fetched == self.tail || enough {
             return;
         }
         let to_end = self.size - self.fetched % self.size;
@@ -202,7 +210,14 @@ impl Descriptor {
     fn run_tx(&mut self, io: &mut Io<'_>) -> Result<(), DriverFault> {
         while self.outgoing.len() < self.outstanding {
             let end = self.tx.cache.iter().position(|(_, _, word)| word & MORE == 0);
-            let Some(end) = end else { break };
+            let Some(end) = end else {
+                if self.tx.cache.len() > MOST_FRAGMENTS {
+                    let rule = "a packet has at most 64 descriptors";
+                    let value = self.tx.cache.len() as u64;
+                    return Err(DriverFault { register: "TX ring", value, rule });
+                }
+                break;
+            };
             let bytes: u64 = self.tx.cache.range(..=end).map(|(_, _, word)| word & LEN).sum();
             if bytes == 0 || bytes > self.tx_limit {
                 let rule = "a packet has bytes, and no more than the transmit FIFO";
@@ -281,6 +296,7 @@ impl Nic for Descriptor {
     fn store(&mut self, io: &mut Io<'_>, register: u32, value: u64) -> Result<(), DriverFault> {
         match register {
             MASK => self.interrupts.set_mask(io, value),
+            AUTO_CLEAR => self.interrupts.set_auto_clear(value & 1 == 1),
             RX_BASE => self.rx.base = value,
             TX_BASE => self.tx.base = value,
             RX_SIZE => return Self::set_size(&mut self.rx, "RX_SIZE", value),

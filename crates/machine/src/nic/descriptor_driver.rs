@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use super::descriptor::{
-    CAUSE, DESCRIPTOR, DONE, MASK, MORE, RX, RX_BASE, RX_HEAD, RX_SIZE, RX_TAIL, TX, TX_BASE,
-    TX_HEAD, TX_SIZE, TX_TAIL,
+    AUTO_CLEAR, CAUSE, DESCRIPTOR, DONE, MASK, MORE, RX, RX_BASE, RX_HEAD, RX_SIZE, RX_TAIL, TX,
+    TX_BASE, TX_HEAD, TX_SIZE, TX_TAIL,
 };
 use super::{Driver, Packet, Received, Task, frame_of};
 use crate::costs::Cost;
@@ -54,6 +54,8 @@ pub(crate) struct DescriptorDriver {
     tx_size: u64,
     data_size: u64,
     completion: Completion,
+    /// Message-signalled interrupts: the handler has no cause to load.
+    msi: bool,
 }
 
 impl DescriptorDriver {
@@ -65,6 +67,7 @@ impl DescriptorDriver {
             tx_size: plan.nic.tx_ring.into(),
             data_size: data_size(plan),
             completion: plan.nic.completion,
+            msi: plan.nic.msi,
         }
     }
 
@@ -201,14 +204,17 @@ impl Driver for DescriptorDriver {
             // One descriptor stays free, so that a full ring is not an empty one.
             (1..self.rx_size).for_each(|_| self.refill(cpu));
             self.tell(cpu, 1);
+            write(AUTO_CLEAR, u64::from(self.msi));
             write(MASK, RX | TX);
         })
     }
 
     fn interrupt<'a>(&'a self, cpu: &'a Cpu) -> Task<'a, ()> {
         Box::pin(async move {
-            cpu.read_register(Category::Interrupt, CAUSE).await;
-            cpu.write_register(Category::Interrupt, MASK, 0);
+            if !self.msi {
+                cpu.read_register(Category::Driver, CAUSE).await;
+            }
+            cpu.write_register(Category::Driver, MASK, 0);
             os::raise_softirq(cpu);
         })
     }

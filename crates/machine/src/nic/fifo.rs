@@ -122,7 +122,7 @@ impl Driver for FifoDriver {
 
     fn interrupt<'a>(&'a self, cpu: &'a Cpu) -> Task<'a, ()> {
         Box::pin(async {
-            cpu.write_register(Category::Interrupt, MASK, 0);
+            cpu.write_register(Category::Driver, MASK, 0);
             os::raise_softirq(cpu);
         })
     }

@@ -20,6 +20,7 @@ use std::rc::Rc;
 use crate::cpu::Cpu;
 use crate::error::DriverFault;
 use crate::frames::{Frame, FrameId};
+use crate::memory::LIMIT;
 use crate::plan::{NicKind, NicPlan, Plan};
 use crate::world::{Access, CoreId, Event, World};
 
@@ -73,6 +74,9 @@ impl<'a> Io<'a> {
 
     /// Writes `len` bytes to memory; [`Nic::memory_done`] follows.
     pub(crate) fn write_memory(&mut self, at: u64, len: u64, tag: u64) {
+        if !self.is_memory(at, len) {
+            return;
+        }
         let now = self.now();
         let access = Access { at, len: len as u32, read: false, tag };
         let path = &mut self.world.hosts[usize::from(self.host)].path;
@@ -85,7 +89,20 @@ impl<'a> Io<'a> {
 
     /// Reads `len` bytes from memory; [`Nic::memory_done`] follows.
     pub(crate) fn read_memory(&mut self, at: u64, len: u64, tag: u64) {
+        if !self.is_memory(at, len) {
+            return;
+        }
         self.world.begin_read(self.host, Access { at, len: len as u32, read: true, tag });
+    }
+
+    /// Whether there is memory; if not, the run stops: the driver gave a wrong address.
+    fn is_memory(&mut self, at: u64, len: u64) -> bool {
+        let is = at < LIMIT && len <= LIMIT - at;
+        if !is {
+            let rule = "an address that a device is given lies in memory";
+            self.world.fail(self.host, DriverFault { register: "memory", value: at, rule });
+        }
+        is
     }
 
     /// The word at an address, as an access that is done has found it.
@@ -231,7 +248,8 @@ pub(crate) fn make(plan: &Plan) -> (Box<dyn Nic>, Rc<dyn Driver>) {
             Box::new(sinic::Sinic::new(&plan.nic, max_copy(plan))),
             Rc::new(vsinic_driver::VsinicDriver::new(plan)),
         ),
-        NicKind::Fifo => (
+        // The LANai has its own host, without sockets (`crate::lanai`): what is made here is not used.
+        NicKind::Fifo | NicKind::Lanai => (
             Box::new(fifo::Fifo::new(&plan.nic)),
             Rc::new(fifo::FifoDriver::new(u64::from(plan.link.mtu))),
         ),

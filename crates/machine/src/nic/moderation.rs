@@ -24,12 +24,14 @@ pub(crate) struct Moderation {
     last: Option<u64>,
     /// When the interrupt is due.
     due: Option<u64>,
+    /// An interrupt clears its causes.
+    auto_clear: bool,
 }
 
 impl Moderation {
     /// No cause, and all masked. `timer` is the number for [`Io::after`].
     pub(crate) fn new(delay: Delay, urgent: u64, timer: u32) -> Self {
-        Self { delay, urgent, timer, causes: 0, mask: 0, last: None, due: None }
+        Self { delay, urgent, timer, causes: 0, mask: 0, last: None, due: None, auto_clear: false }
     }
 
     /// The causes that interrupt.
@@ -48,6 +50,11 @@ impl Moderation {
     pub(crate) fn set_mask(&mut self, io: &mut Io<'_>, mask: u64) {
         self.mask = mask;
         self.schedule(io);
+    }
+
+    /// Whether an interrupt clears its causes.
+    pub(crate) fn set_auto_clear(&mut self, auto_clear: bool) {
+        self.auto_clear = auto_clear;
     }
 
     /// A cause is there.
@@ -82,6 +89,9 @@ impl Moderation {
         self.due = None;
         if self.causes & self.mask != 0 {
             self.last = Some(io.now());
+            if self.auto_clear {
+                self.causes &= !self.mask;
+            }
             io.interrupt();
         }
     }

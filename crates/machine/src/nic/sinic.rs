@@ -425,6 +425,11 @@ impl Sinic {
     fn store_command(&mut self, io: &mut Io<'_>, value: u64) {
         if value & COMMAND_RESET != 0 {
             let fresh = Self::new(&self.plan, self.rx_max_copy);
+            for bank in &mut self.banks {
+                for core in bank.rx_held.drain(..).chain(bank.tx_held.drain(..)) {
+                    io.answer(core, 0);
+                }
+            }
             for frame in self.rx.entries.drain(..).filter_map(|entry| entry.frame) {
                 io.drop_frame(frame);
             }

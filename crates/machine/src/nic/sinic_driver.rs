@@ -45,8 +45,8 @@ impl SinicDriver {
 
 /// The interrupt handler of SINIC and V-SINIC.
 pub(super) async fn interrupt(cpu: &Cpu) {
-    cpu.read_register(Category::Interrupt, INTR_STATUS).await;
-    cpu.write_register(Category::Interrupt, INTR_MASK, 0);
+    cpu.read_register(Category::Driver, INTR_STATUS).await;
+    cpu.write_register(Category::Driver, INTR_MASK, 0);
     os::raise_softirq(cpu);
 }
 

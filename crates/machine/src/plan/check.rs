@@ -31,7 +31,10 @@ impl Plan {
     fn check_run(&self) -> Result<(), Wrong> {
         const SECOND: u64 = 1_000_000_000_000;
         within("run.warmup", self.run.warmup.0, 0, 100 * SECOND)?;
-        within("run.warmup_slowdown", self.run.warmup_slowdown.into(), 1, 1000)?;
+        let slowdown = self.run.warmup_slowdown;
+        need((1.0..=1000.0).contains(&slowdown), "run.warmup_slowdown", || {
+            format!("{slowdown} is not in 1 to 1000")
+        })?;
         within("run.sample", self.run.sample.0, 1_000_000, 100 * SECOND)?;
         within("run.max_events", self.run.max_events, 1, 100_000_000_000)
     }
@@ -46,6 +49,7 @@ impl Plan {
         positive("cpu.copy_bytes_per_cycle", self.cpu.copy_bytes_per_cycle, 64.0)?;
         if let Some(l1) = &self.l1 {
             check_cache("l1", l1)?;
+            within("l1.size", l1.size.0, 64, 4 << 20)?;
             need(l1.line == self.l2.line, "l1.line", || {
                 format!("{} is not the line of the last-level cache, {}", l1.line, self.l2.line)
             })?;
@@ -139,7 +143,8 @@ impl Plan {
         within("link.rate", self.link.rate.0, 1_000_000, 10_000_000_000_000)?;
         within("link.delay", self.link.delay.0, 0, 1_000_000_000_000)?;
         within("link.loss_ppm", self.link.loss_ppm.into(), 0, 1_000_000)?;
-        within("link.mtu", self.link.mtu.into(), 576, 9000)?;
+        let lanai = self.nic.kind == NicKind::Lanai;
+        within("link.mtu", self.link.mtu.into(), 576, if lanai { 16_384 } else { 9000 })?;
         within("link.peers", self.link.peers.into(), 1, 64)?;
         within("link.switch_buffer", self.link.switch_buffer.0, 16 << 10, 1 << 30)
     }
@@ -167,6 +172,10 @@ impl Plan {
         within("workload.request", work.request.0, 1, 1 << 20)?;
         within("workload.response", work.response.0, 1, 1 << 20)?;
         within("workload.outstanding", work.outstanding.into(), 1, 1024)?;
+        let simple = matches!(work.kind, WorkloadKind::Stream | WorkloadKind::Rr);
+        need(simple || self.nic.kind != NicKind::Lanai, "workload.kind", || {
+            "a lanai runs stream and rr".into()
+        })?;
         let one = matches!(work.kind, WorkloadKind::Stream | WorkloadKind::Maerts);
         need(!one || work.connections == 1, "workload.connections", || {
             format!(
@@ -189,8 +198,8 @@ fn check_cache(name: &str, cache: &CachePlan) -> Result<(), Wrong> {
     let key = |field: &str| format!("{name}.{field}");
     within(&key("ways"), cache.ways.into(), 1, 64)?;
     let line = cache.line;
-    let legal = line.0.is_power_of_two() && (16..=1024).contains(&line.0);
-    need(legal, &key("line"), || format!("{line}: a power of two from 16 to 1024"))?;
+    let legal = line.0.is_power_of_two() && (32..=1024).contains(&line.0);
+    need(legal, &key("line"), || format!("{line}: a power of two from 32 to 1024"))?;
     within(&key("size"), cache.size.0, line.0 * u64::from(cache.ways), 256 << 20)?;
     let way = line.0 * u64::from(cache.ways);
     need(cache.size.0.is_multiple_of(way), &key("size"), || {

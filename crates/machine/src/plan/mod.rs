@@ -65,7 +65,7 @@ pub struct RunPlan {
     pub warmup: Span,
     /// How much slower the machine's software is before anything is counted. M5 warmed up with a simpler,
     /// slower processor; queues that it left full may stay full.
-    pub warmup_slowdown: u32,
+    pub warmup_slowdown: f64,
     /// Time that is counted.
     pub sample: Span,
     /// The run stops with an error after so many events.
@@ -174,6 +174,8 @@ pub enum NicKind {
     Vsinic,
     /// Two registers, no memory access: the smallest NIC there can be.
     Fifo,
+    /// The programmable NIC of the QPIP paper: queue pairs and TCP in firmware.
+    Lanai,
 }
 
 /// Where the network interface is.
@@ -226,6 +228,8 @@ pub struct NicPlan {
     pub outstanding: u32,
     /// How the driver learns that packets were sent (descriptor NIC).
     pub completion: Completion,
+    /// Message-signalled interrupts: the handler need not load the cause (descriptor NIC).
+    pub msi: bool,
     /// Register banks (V-SINIC), 1 to 256.
     pub virtual_count: u32,
     /// Let the NIC split headers so that payload goes straight to the reader's buffer (V-SINIC).
@@ -238,6 +242,8 @@ pub struct NicPlan {
     pub rx_high: Bytes,
     /// Splitting starts again when it holds less than this.
     pub rx_low: Bytes,
+    /// The firmware computes checksums (LANai).
+    pub firmware_checksum: bool,
 }
 
 /// How much of a link a frame takes.
@@ -404,7 +410,7 @@ impl Default for RunPlan {
     fn default() -> Self {
         Self {
             warmup: Span(10 * MS),
-            warmup_slowdown: 1,
+            warmup_slowdown: 1.0,
             sample: Span(20 * MS),
             max_events: 200_000_000,
         }
@@ -476,6 +482,8 @@ impl Default for NicPlan {
             fetch: 8,
             outstanding: 4,
             completion: Completion::Memory,
+            msi: false,
+            firmware_checksum: false,
             virtual_count: 1,
             zero_copy: false,
             zero_copy_size: 64,

@@ -5,6 +5,7 @@ mod table;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lanai::LanaiReport;
 use crate::ledger::{Category, Ledger};
 use crate::plan::Plan;
 use crate::run::Snapshot;
@@ -103,6 +104,31 @@ impl Report {
             events: world.kernel.scheduled(),
             simulated_ms: after.at as f64 / 1e9,
             trace_hash: format!("{:016x}", world.hash),
+        }
+    }
+
+    /// What two LANai adapters have done. Their hosts only post and poll.
+    pub(crate) fn of_lanai(plan: &Plan, lanai: &LanaiReport) -> Self {
+        let gbps = lanai.mb_per_s * 8.0 / 1000.0;
+        Self {
+            name: plan.name.clone(),
+            gbps,
+            rx_gbps: 0.0,
+            tx_gbps: gbps,
+            goodput_gbps: gbps,
+            requests_per_second: 1e6 / lanai.us,
+            misses_per_kb: 0.0,
+            l2_accesses_per_kb: 0.0,
+            interrupts_per_kb: 0.0,
+            bits_per_cycle: 0.0,
+            dram_gbps: 0.0,
+            cpu: Vec::new(),
+            dropped: 0,
+            lost: 0,
+            retransmitted: 0,
+            events: lanai.events,
+            simulated_ms: lanai.ps as f64 / 1e9,
+            trace_hash: format!("{:016x}", lanai.ps ^ lanai.segments << 40),
         }
     }
 

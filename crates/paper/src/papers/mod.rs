@@ -2,6 +2,7 @@
 //! here, and a line in [`papers`].
 
 mod qpip;
+mod sinic;
 
 use anyhow::{Result, bail};
 
@@ -23,7 +24,11 @@ pub struct Entry {
 /// An embedded file is wrong; a test makes sure that none is.
 pub fn papers() -> Result<Vec<Entry>> {
     let qpip = embedded("qpip", include_str!("../../papers/qpip.toml"))?;
-    Ok(vec![Entry { paper: qpip, experiment: || Box::<qpip::Qpip>::default() }])
+    let sinic = embedded("sinic", include_str!("../../papers/sinic.toml"))?;
+    Ok(vec![
+        Entry { paper: qpip, experiment: || Box::<qpip::Qpip>::default() },
+        Entry { paper: sinic, experiment: || Box::<sinic::Sinic>::default() },
+    ])
 }
 
 /// The paper with a name.

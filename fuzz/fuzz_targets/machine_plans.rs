@@ -1,0 +1,85 @@
+//! Plans of simulated hosts: whatever the text is, it is refused with a reason, or it is a plan that can be
+//! printed, read again and run.
+#![no_main]
+
+#[allow(dead_code)]
+#[path = "adapter/input.rs"]
+mod input;
+mod shares;
+
+use input::Input;
+use libfuzzer_sys::fuzz_target;
+use quipu_machine::{Plan, RunError, Setting, Span, run};
+use shares::Shares;
+
+static SHARES: Shares<2> = Shares::new(["a plan", "a run"]);
+
+const KEYS: [&str; 24] = [
+    "nic.kind",
+    "nic.attach",
+    "nic.virtual_count",
+    "nic.zero_copy",
+    "nic.rx_ring",
+    "nic.tx_ring",
+    "nic.fetch",
+    "nic.outstanding",
+    "nic.completion",
+    "nic.rx_fifo",
+    "nic.interrupt_delay",
+    "workload.kind",
+    "workload.connections",
+    "workload.message",
+    "cpu.cores",
+    "cpu.clock",
+    "l2.size",
+    "l2.io_ways",
+    "link.mtu",
+    "link.peers",
+    "link.loss_ppm",
+    "os.receive_buffer",
+    "os.budget",
+    "pcie.lanes",
+];
+
+const VALUES: [&str; 24] = [
+    "descriptor", "sinic", "vsinic", "fifo", "pcie", "pci", "memory", "cache", "register", "stream",
+    "maerts", "rr", "web", "iscsi-target", "iscsi-initiator", "true", "0", "1", "2", "4", "16", "1000",
+    "64KB", "1us",
+];
+
+fuzz_target!(|data: &[u8]| {
+    SHARES.begin();
+    if let Ok(text) = std::str::from_utf8(data) {
+        let _ = Plan::parse(text);
+    }
+    let mut input = Input(data);
+    let mut plan = Plan::default();
+    // Each setting that can be is kept, so that most inputs end in a plan that can be run.
+    for _ in 0..input.byte() % 12 {
+        let key = input.pick(&KEYS).to_owned();
+        let value = match input.byte() % 4 {
+            0 => input.word().to_string(),
+            _ => input.pick(&VALUES).to_owned(),
+        };
+        if let Ok(with) = Plan::parse_with(&plan.to_toml(), &[Setting { key, value }]) {
+            plan = with;
+        }
+    }
+    SHARES.reach("a plan");
+    let again = Plan::parse(&plan.to_toml());
+    assert_eq!(again.as_ref(), Ok(&plan), "what is printed is read back");
+    if plan.l2.size.0 > 16 << 20 || plan.cpu.cores > 4 || plan.workload.connections > 64 {
+        return;
+    }
+    plan.run.warmup = Span(100_000_000);
+    plan.run.sample = Span(200_000_000);
+    plan.run.max_events = 20_000;
+    match run(&plan) {
+        Ok(report) => {
+            SHARES.reach("a run");
+            assert!(report.gbps.is_finite());
+        }
+        Err(RunError::Driver { fault, .. }) => panic!("our own driver broke a rule: {fault}"),
+        Err(_) => {}
+    }
+});
