@@ -203,9 +203,9 @@ fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut 
 /// Longest part of a file that goes through the ring.
 const FILE_PART: usize = 64 * 1024;
 
-/// Reads a part of a file straight into the ring, if the receiver is awake and the ring has room for all of it.
-/// None if the kernel is to send it; nothing has changed then. The caller is between [`enter`] and
-/// [`finish`].
+/// Reads a part of a file straight into the ring, if the receiver is awake and the ring has room for all
+/// of it. None if the kernel is to send it; nothing has changed then. The caller is between [`enter`]
+/// and [`finish`].
 pub(crate) fn from_file(
     conn: &'static Conn,
     map: &Map,
