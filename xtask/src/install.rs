@@ -66,11 +66,14 @@ fn under(destdir: Option<&Path>, prefix: &Path) -> PathBuf {
 
 fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<Item>> {
     let mut items: Vec<Item> = vec![(staged.quipu.clone(), "bin/quipu".into())];
-    let qpip = crate::root().join("abi/qpip");
+    let (qpip, am) = (crate::root().join("abi/qpip"), crate::root().join("abi/am"));
     let folders = [
         (qpip.join("include"), "include"),
         (qpip.join("man"), "share/man/man7"),
         (qpip.join("examples"), "share/doc/quipu/qpip"),
+        (am.join("include"), "include"),
+        (am.join("man"), "share/man/man7"),
+        (am.join("examples"), "share/doc/quipu/am"),
         (pkgconfig.to_owned(), "lib/pkgconfig"),
         (staged.lib.clone(), "lib/quipu"),
         (crate::root().join("man"), "share/man/man1"),
@@ -88,19 +91,21 @@ fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<It
     Ok(items)
 }
 
-/// What `pkg-config` says of libqpip. It lies beside the libraries that take the place of the system's, so
-/// programs are told where it is.
+/// What `pkg-config` says of the libraries that are Quipu's own. They lie next to those that take the
+/// place of the system's, so programs are told where they are.
 fn write_pkgconfig(prefix: &Path, into: &Path) -> Result<()> {
     fs::create_dir_all(into)?;
-    fs::write(into.join("qpip.pc"), pkgconfig(prefix))?;
+    for (name, what) in [("qpip", "Queue pairs over TCP and UDP"), ("am", "Active Messages")] {
+        fs::write(into.join(format!("{name}.pc")), pkgconfig(prefix, name, what))?;
+    }
     Ok(())
 }
 
-fn pkgconfig(prefix: &Path) -> String {
+fn pkgconfig(prefix: &Path, name: &str, what: &str) -> String {
     format!(
-        "prefix={}\nlibdir=${{prefix}}/lib/quipu\n\nName: qpip\n\
-         Description: Queue pairs over TCP and UDP\nVersion: {}\n\
-         Cflags: -I${{prefix}}/include\nLibs: -L${{libdir}} -Wl,-rpath,${{libdir}} -lqpip\n",
+        "prefix={}\nlibdir=${{prefix}}/lib/quipu\n\nName: {name}\n\
+         Description: {what}\nVersion: {}\n\
+         Cflags: -I${{prefix}}/include\nLibs: -L${{libdir}} -Wl,-rpath,${{libdir}} -l{name}\n",
         prefix.display(),
         env!("CARGO_PKG_VERSION")
     )
@@ -123,7 +128,7 @@ mod tests {
 
     #[test]
     fn programs_are_told_where_the_library_is() {
-        let text = pkgconfig(Path::new("/opt/quipu"));
+        let text = pkgconfig(Path::new("/opt/quipu"), "qpip", "Queue pairs");
         assert!(text.starts_with("prefix=/opt/quipu\n"), "{text}");
         assert!(text.ends_with(" -Wl,-rpath,${libdir} -lqpip\n"), "{text}");
     }

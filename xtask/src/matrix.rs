@@ -26,7 +26,7 @@ struct Library {
     note: &'static str,
 }
 
-const LIBRARIES: [Library; 3] = [
+const LIBRARIES: [Library; 4] = [
     Library {
         name: "ibverbs",
         package: "quipu-ibverbs",
@@ -46,6 +46,13 @@ const LIBRARIES: [Library; 3] = [
         package: "quipu-qpip",
         table: "abi/qpip/symbols.txt",
         document: "docs/qpip-symbols.md",
+        note: "",
+    },
+    Library {
+        name: "am",
+        package: "quipu-libam",
+        table: "abi/am/symbols.txt",
+        document: "docs/am-symbols.md",
         note: "",
     },
 ];

@@ -45,6 +45,11 @@ impl Private {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).push(endpoint);
     }
 
+    /// Whether there is anything to wait for; afterwards there is not.
+    pub(crate) fn takes_mask(&self) -> bool {
+        self.mask.swap(0, Ordering::Relaxed) & AM_NOTEMPTY != 0
+    }
+
     pub(crate) fn remove(&self, endpoint: usize) {
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
         endpoints.retain(|known| *known != endpoint);

@@ -64,7 +64,7 @@ impl Frame {
 
 /// Uses the message of a token.
 #[inline]
-fn with_message<T>(
+pub(crate) fn with_message<T>(
     token: *const c_void,
     failed: c_int,
     run: impl FnOnce(&mut Message<'_>) -> Outcome<T>,
@@ -94,7 +94,10 @@ fn with_message<T>(
 ///
 /// `args` is null, or `count` integers.
 #[inline]
-unsafe fn arguments(count: c_int, args: *const Arg) -> Outcome<([Arg; MAX_ARGS], usize)> {
+pub(crate) unsafe fn arguments(
+    count: c_int,
+    args: *const Arg,
+) -> Outcome<([Arg; MAX_ARGS], usize)> {
     let count = usize::try_from(count).ok().filter(|count| *count <= MAX_ARGS).ok_or(BAD_ARG)?;
     let mut out = [0; MAX_ARGS];
     if count > 0 {

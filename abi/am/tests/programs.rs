@@ -92,3 +92,8 @@ fn a_peer_that_computes_is_waited_for() {
 fn calls_return_the_codes_of_the_dialect() {
     run("tests/c/codes.c", &[]);
 }
+
+#[test]
+fn the_older_dialect_reaches_a_known_port_of_a_peer_that_starts_late() {
+    run("tests/c/udpam.c", &[]);
+}

@@ -26,8 +26,8 @@ fn is_of_infiniband(config: &Config) -> bool {
         config.link_layer == LinkLayer::InfiniBand && config.devices.contains(&Device::Quipu0);
     if !fine {
         tracing::error!(
-            "an address of InfiniBand (AF_IB) is refused: it wants a port of InfiniBand, \
-             which quipu0 has with QUIPU_LINK_LAYER=infiniband"
+            "an InfiniBand address (AF_IB) is refused: it needs an InfiniBand port; set \
+             QUIPU_LINK_LAYER=infiniband"
         );
     }
     fine

@@ -66,11 +66,11 @@ impl From<EngineError> for Failure {
         match &error {
             // People who choose the wrong device or option would look for the reason for long.
             EngineError::Fault(fault @ (Fault::ConnectedElsewhere | Fault::NoLids)) => {
-                tracing::error!(%error, "a call is refused");
+                tracing::error!(%error, "a call failed");
                 fault.into()
             }
             EngineError::Fault(fault) => {
-                tracing::debug!(%error, "a call is refused");
+                tracing::debug!(%error, "a call failed");
                 fault.into()
             }
             EngineError::EngineGone => Self(S::NoDevice),
@@ -90,7 +90,7 @@ impl From<EngineError> for Failure {
             EngineError::ArenaFull { .. } => Self(S::NoMemory),
             EngineError::BadAddress | EngineError::NotInArena => Self(S::BadAddress),
             EngineError::Connection(refused) => {
-                tracing::debug!(%error, "a call is refused");
+                tracing::debug!(%error, "a call failed");
                 refused.into()
             }
             EngineError::Address(source) => {

@@ -43,11 +43,11 @@ fn load() -> Result<&'static EngineApi, String> {
     // SAFETY: the engine exports this symbol with this type (`quipu_abi_types`), and the table that
     // it returns "lives as long as the process".
     let api = unsafe { std::mem::transmute::<*mut c_void, EngineApiFn>(entry)().as_ref() };
-    let api = api.ok_or_else(|| format!("{ENGINE_FILE_NAME} gave no interface"))?;
+    let api = api.ok_or_else(|| format!("{ENGINE_FILE_NAME} returned no interface"))?;
     if !api.is_of_this_build() {
         return Err(format!(
-            "{ENGINE_FILE_NAME} has interface version {}, {} bytes, where this library needs \
-             {ENGINE_API_VERSION}: both must be of the same build",
+            "{ENGINE_FILE_NAME} has interface version {}, {} bytes, but this library needs \
+             {ENGINE_API_VERSION}: use both from the same build",
             api.version, api.size
         ));
     }

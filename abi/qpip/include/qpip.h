@@ -97,7 +97,7 @@ struct qpip_qp_init {
 /* A queue pair. Receives can be posted at once. */
 qpip_qp *qpip_create(qpip_adapter *adapter, const struct qpip_qp_init *init);
 
-/* In any state. What is posted vanishes without a completion; a peer is told by a reset. */
+/* In any state. Posted requests vanish without a completion; a peer sees a reset. */
 int qpip_destroy(qpip_qp *qp);
 
 /* ---- connections and ports ----------------------------------------------------------------------------- */
@@ -120,12 +120,12 @@ int qpip_offer(qpip_listener *listener, qpip_qp *qp);
 /* Connections that have a queue pair stay. */
 int qpip_unlisten(qpip_listener *listener);
 
-/* Begins to connect a TCP queue pair; an event tells what comes of it. `port`: the own one, 0 for any. */
+/* Starts to connect a TCP queue pair; an event reports the result. `port`: the own one, 0 for any. */
 int qpip_connect(qpip_qp *qp, const struct sockaddr *peer, socklen_t length, uint16_t port,
                  enum qpip_mode mode);
 
 enum qpip_settings_flags {
-	QPIP_NO_ECN = 1,        /* congestion is told by loss only */
+	QPIP_NO_ECN = 1,        /* only loss signals congestion */
 };
 
 /* How a TCP connection is to be. Zeros are what qpip_listen and qpip_connect give it; times are milliseconds. */
@@ -149,7 +149,7 @@ qpip_listener *qpip_listen_with(qpip_adapter *adapter, uint16_t port, enum qpip_
 int qpip_connect_with(qpip_qp *qp, const struct sockaddr *peer, socklen_t length, uint16_t port,
                       enum qpip_mode mode, const struct qpip_settings *settings);
 
-/* Nothing more is to be sent: the peer hears the end behind what is posted, and may go on. */
+/* Ends sending: the peer sees the end after everything that is posted, and may continue to send. */
 int qpip_finish(qpip_qp *qp);
 
 /* Ends a connection at once, by a reset. */

@@ -92,8 +92,7 @@ unsafe fn text<'a>(raw: *const c_char, what: &str) -> Outcome<Option<&'a str>> {
     }
     // SAFETY: passed on from the caller.
     let text = unsafe { CStr::from_ptr(raw) }.to_str();
-    text.map(Some)
-        .map_err(|_| fail(Errno::EINVAL, format_args!("the {what} is not a text in UTF-8")))
+    text.map(Some).map_err(|_| fail(Errno::EINVAL, format_args!("the {what} is not UTF-8 text")))
 }
 
 /// What the program gives goes before what the environment says.
@@ -103,7 +102,7 @@ pub(crate) fn config(
     environment: impl Fn(&str) -> Option<OsString>,
 ) -> Outcome<Config> {
     let wrong = |error: &dyn fmt::Display| {
-        fail(Errno::EINVAL, format_args!("the adapter cannot be opened: {error}"))
+        fail(Errno::EINVAL, format_args!("cannot open the adapter: {error}"))
     };
     // It says of itself what is wrong with it, and not of a variable.
     if let Some(link) = link {
@@ -116,7 +115,7 @@ pub(crate) fn config(
     });
     let mut config = config.map_err(|error| wrong(&error))?;
     let Some(qpip) = &mut config.qpip else {
-        let missing = "no link is named; give one, such as \"tap:qp0\", or set QUIPU_QPIP_LINK";
+        let missing = "no link was given; give one, such as \"tap:qp0\", or set QUIPU_QPIP_LINK";
         return Err(wrong(&missing));
     };
     if let Some(list) = addresses {
@@ -124,7 +123,7 @@ pub(crate) fn config(
         let read: Option<Vec<(IpAddr, u8)>> = named.map(parse_address).collect();
         qpip.addresses = read.ok_or_else(|| {
             wrong(&format_args!(
-                "\"{list}\" is no list of addresses with the lengths of their prefixes; give one such as \
+                "\"{list}\" is not a list of addresses with prefix lengths; give one such as \
                  \"10.9.0.2/24,fd09::2/64\""
             ))
         })?;
@@ -176,12 +175,12 @@ entry! {
     ) -> IntMinusOne {
         // SAFETY: the program passes what qpip_open gave.
         let adapter = unsafe { adapter(raw) }?;
-        let info = adapter.engine.qpip_info().map_err(refused("the addresses cannot be told"))?;
+        let info = adapter.engine.qpip_info().map_err(refused("cannot list the addresses"))?;
         let Some(&ip) = info.addresses.get(index as usize) else {
             return Err(fail(Errno::ENOENT, "the adapter has no further address"));
         };
         if out.is_null() {
-            return Err(fail(Errno::EINVAL, "there is no place for the address"));
+            return Err(fail(Errno::EINVAL, "the pointer for the address is NULL"));
         }
         // SAFETY: it is not null, and the program passes a place for an address then.
         unsafe { out.write_unaligned(storage(SocketAddr::new(ip, 0))) };

@@ -44,7 +44,7 @@ pub(crate) unsafe fn read(raw: *const sockaddr, length: socklen_t) -> Outcome<So
         }
         _ => Err(fail(
             Errno::EAFNOSUPPORT,
-            format_args!("addresses of family {family} are not carried; use IPv4 or IPv6"),
+            format_args!("addresses of family {family} are not supported; use IPv4 or IPv6"),
         )),
     }
 }

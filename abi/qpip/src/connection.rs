@@ -35,7 +35,7 @@ fn plain(mode: c_uint) -> Outcome<TcpSettings> {
         0 => Mode::Message,
         1 => Mode::Stream,
         other => {
-            let words = format_args!("{other} is no mode; use QPIP_MESSAGES or QPIP_STREAM");
+            let words = format_args!("{other} is not a mode; use QPIP_MESSAGES or QPIP_STREAM");
             return Err(fail(Errno::EINVAL, words));
         }
     };
@@ -116,7 +116,7 @@ entry! {
         // SAFETY: the program passes what qpip_listen and qpip_create gave.
         let (listener, qp) = unsafe { (listener(raw)?, qp(idle)?) };
         if !Arc::ptr_eq(&listener.adapter, &qp.adapter) {
-            return Err(fail(Errno::EINVAL, "the queue pair is of another adapter"));
+            return Err(fail(Errno::EINVAL, "the queue pair belongs to another adapter"));
         }
         let offered = qp.adapter.engine.tcp_offer(listener.id, qp.id);
         offered.map_err(refused("the queue pair cannot be offered"))?;
@@ -183,7 +183,8 @@ entry! {
     ) -> IntMinusOne {
         // SAFETY: as above.
         let qp = unsafe { qp(raw) }?;
-        let flow = qp.adapter.engine.tcp_flow(qp.id).map_err(refused("the ends cannot be told"))?;
+        let flow = qp.adapter.engine.tcp_flow(qp.id).map_err(refused("cannot read the addresses \
+            of the connection"))?;
         let Some(flow) = flow else {
             return Err(fail(Errno::ENOTCONN, "the queue pair has no connection; connect or offer it"));
         };
@@ -210,7 +211,7 @@ entry! {
         let qp = unsafe { qp(raw) }?;
         let carriage = carriage(traffic_class, hop_limit)?;
         let set = qp.adapter.engine.set_carriage(qp.id, carriage);
-        set.map_err(refused("what it sends cannot be carried like that"))?;
+        set.map_err(refused("cannot change traffic class and hop limit"))?;
         Ok(0)
     }
 }

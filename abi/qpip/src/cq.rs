@@ -181,7 +181,7 @@ entry! {
         // SAFETY: the program passes what qpip_cq_create gave.
         let cq = unsafe { cq(raw) }?;
         if out.is_null() && count > 0 {
-            return Err(fail(Errno::EINVAL, "there is no place for completions"));
+            return Err(fail(Errno::EINVAL, "the pointer for completions is NULL"));
         }
         let wanted = (count as usize).min(c_int::MAX as usize);
         let mut taken = 0;

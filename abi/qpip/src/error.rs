@@ -33,7 +33,10 @@ pub(crate) fn no_object(what: &'static str) -> impl FnOnce(Errno) -> Errno {
     move |errno| {
         fail(
             errno,
-            format_args!("that is no {what}: it is NULL, was destroyed, or is something else"),
+            format_args!(
+                "the argument is not a valid {what}: it is NULL, was destroyed, or is \
+                another object"
+            ),
         )
     }
 }
@@ -96,7 +99,7 @@ pub(crate) fn not_opened(error: &OpenError) -> Errno {
         | OpenError::System { source, .. } => of_system(source),
         OpenError::Link(error) => of_system(&error.source),
     };
-    fail(errno, format_args!("the adapter cannot be opened: {error}"))
+    fail(errno, format_args!("cannot open the adapter: {error}"))
 }
 
 /// `enum qpip_status`.
@@ -114,9 +117,9 @@ pub(crate) const fn status(status: WcStatus) -> u32 {
 
 const TEXTS: [&CStr; 7] = [
     c"done",
-    c"flushed: the connection was over first",
+    c"flushed: the connection ended first",
     c"too long: for the receive, or for the path",
-    c"the memory is not, or no longer, registered",
+    c"the memory is not registered (any more)",
     c"lost: the peer did not acknowledge it in time",
     c"broken: the peer has ended the connection",
     c"failed",

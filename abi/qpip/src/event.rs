@@ -55,7 +55,7 @@ entry! {
         // SAFETY: the program passes what qpip_open gave.
         let adapter = unsafe { adapter(raw) }?;
         if out.is_null() {
-            return Err(fail(Errno::EINVAL, "there is no place for the event"));
+            return Err(fail(Errno::EINVAL, "the pointer for the event is NULL"));
         }
         let taken = take(&adapter)?;
         if let Some((event, Known { qp, context })) = taken {

@@ -56,7 +56,7 @@ entry! {
         let adapter = unsafe { adapter(raw) }?;
         match lock(&adapter.allocated).remove(&start.addr()) {
             Some(_) => Ok(0),
-            None => Err(fail(Errno::EINVAL, "no memory was allocated from this adapter there")),
+            None => Err(fail(Errno::EINVAL, "this adapter allocated no memory at that address")),
         }
     }
 

@@ -85,18 +85,18 @@ entry! {
         let adapter = unsafe { adapter(raw) }?;
         // SAFETY: the program passes null or a valid pointer.
         let Some(init) = (unsafe { init.as_ref() }) else {
-            return Err(fail(Errno::EINVAL, "it is not said what the queue pair is to be"));
+            return Err(fail(Errno::EINVAL, "the pointer to the attributes is NULL"));
         };
         // SAFETY: the program passes what qpip_cq_create gave.
         let (send_cq, recv_cq) = unsafe { (cq(init.send_cq)?, cq(init.receive_cq)?) };
         if [send_cq, recv_cq].iter().any(|cq| !Arc::ptr_eq(&cq.adapter, &adapter)) {
-            return Err(fail(Errno::EINVAL, "a completion queue is of another adapter"));
+            return Err(fail(Errno::EINVAL, "a completion queue belongs to another adapter"));
         }
         let qp_type = match init.kind {
             TCP => QpType::Tcp,
             UDP => QpType::Udp,
             other => {
-                let words = format_args!("{other} is no type; use QPIP_TCP or QPIP_UDP");
+                let words = format_args!("{other} is not a type; use QPIP_TCP or QPIP_UDP");
                 return Err(fail(Errno::EINVAL, words));
             }
         };

@@ -42,13 +42,13 @@ impl qpip_settings {
         // SAFETY: the size is there, if anything is; programs pass bytes of any alignment.
         let size = unsafe { wanted.cast::<u32>().read_unaligned() } as usize;
         if !(MEMBER..=MOST).contains(&size) {
-            let words = "the `size` of settings is to be sizeof(struct qpip_settings)";
+            let words = "the `size` of settings must be sizeof(struct qpip_settings)";
             return Err(fail(Errno::EINVAL, words));
         }
         let (known, bytes) = (size.min(size_of::<Self>()), wanted.cast::<u8>());
         // SAFETY: the caller promises that so much is there.
         if (known..size).any(|at| unsafe { bytes.add(at).read() } != 0) {
-            let words = "settings of a newer libqpip, which this one does not know";
+            let words = "the settings are those of a newer libqpip";
             return Err(fail(Errno::EINVAL, words));
         }
         let mut own = Self::default();
@@ -81,7 +81,7 @@ pub(crate) fn carriage(traffic_class: u32, hop_limit: u32) -> Outcome<Carriage> 
 
 fn octet(what: &str, value: u32) -> Outcome<u8> {
     u8::try_from(value)
-        .map_err(|_| fail(Errno::EINVAL, format_args!("{what} is {value}; it is at most 255")))
+        .map_err(|_| fail(Errno::EINVAL, format_args!("{what} is {value}; the limit is 255")))
 }
 
 /// `plain` with what a program wants, if it wants anything.

@@ -186,9 +186,9 @@ fn messages_of_tcp() {
         a.bytes[..5].fill(0);
         assert_eq!((b.next().id, &b.bytes[100..105]), (2, &b"hello"[..]));
         fails(a.send(9, 0, 0, None), libc::EINVAL, "cannot be posted");
-        fails(a.send(9, 65, 2, None), libc::EINVAL, "64 octets");
+        fails(a.send(9, 65, 2, None), libc::EINVAL, "64 bytes");
         fails(a.send(9, 5, 4, None), libc::EINVAL, "flags");
-        fails(a.send(9, (1 << 31) + 1, 0, None), libc::EINVAL, "at most 2147483648");
+        fails(a.send(9, (1 << 31) + 1, 0, None), libc::EINVAL, "the limit is 2147483648");
         let pieces = [a.segment(0, 1); 5];
         let five = qpip_send {
             id: 9,
@@ -198,7 +198,7 @@ fn messages_of_tcp() {
             to: null(),
             to_length: 0,
         };
-        fails(qpip_post_send(a.qp, &five), libc::EINVAL, "4 at most (max_segments");
+        fails(qpip_post_send(a.qp, &five), libc::EINVAL, "at most 4 (max_segments");
         fails(a.send(9, 5, 0, Some(&to)), libc::EISCONN, "leave the address");
         // A receive that nothing fills is flushed at the end.
         b.receive(3, 200, 100);
@@ -292,25 +292,25 @@ fn careless_callers_are_told() {
     // SAFETY: each is null or an object, though of another kind; the rest is valid.
     unsafe {
         for wrong in none {
-            fails(qpip_close(wrong), libc::EINVAL, "no adapter");
-            fails(qpip_cq_destroy(wrong), libc::EINVAL, "no completion queue");
-            fails(qpip_wait(wrong, 0), libc::EINVAL, "no completion queue");
-            fails(qpip_destroy(wrong), libc::EINVAL, "no queue pair");
-            fails(qpip_finish(wrong), libc::EINVAL, "no queue pair");
-            fails(qpip_unlisten(wrong), libc::EINVAL, "no listener");
+            fails(qpip_close(wrong), libc::EINVAL, "valid adapter");
+            fails(qpip_cq_destroy(wrong), libc::EINVAL, "valid completion queue");
+            fails(qpip_wait(wrong, 0), libc::EINVAL, "valid completion queue");
+            fails(qpip_destroy(wrong), libc::EINVAL, "valid queue pair");
+            fails(qpip_finish(wrong), libc::EINVAL, "valid queue pair");
+            fails(qpip_unlisten(wrong), libc::EINVAL, "valid listener");
         }
         assert_eq!((qpip_key(a.cq), qpip_listener_port(a.cq)), (0, 0));
-        fails(qpip_deregister(a.qp), libc::EINVAL, "no memory");
-        fails(qpip_event(a.adapter, null_mut()), libc::EINVAL, "place");
-        fails(qpip_poll(a.cq, null_mut(), 1), libc::EINVAL, "place");
+        fails(qpip_deregister(a.qp), libc::EINVAL, "valid memory");
+        fails(qpip_event(a.adapter, null_mut()), libc::EINVAL, "pointer");
+        fails(qpip_poll(a.cq, null_mut(), 1), libc::EINVAL, "pointer");
         assert_eq!(qpip_poll(a.cq, null_mut(), 0), 0);
-        fails(qpip_post_send(a.qp, null()), libc::EINVAL, "no request");
-        fails(qpip_post_receive(a.qp, null()), libc::EINVAL, "no request");
+        fails(qpip_post_send(a.qp, null()), libc::EINVAL, "pointer");
+        fails(qpip_post_receive(a.qp, null()), libc::EINVAL, "pointer");
         let many = qpip_receive { id: 0, segments: null(), count: 4, reserved: 0 };
         fails(qpip_post_receive(a.qp, &many), libc::EINVAL, "segments");
-        assert!(qpip_create(a.adapter, null()).is_null() && words().contains("not said"));
-        assert!(qpip_create(a.adapter, &init(3, a.cq)).is_null() && words().contains("no type"));
-        assert!(qpip_listen(a.adapter, 0, 9, 1).is_null() && words().contains("no mode"));
+        assert!(qpip_create(a.adapter, null()).is_null() && words().contains("NULL"));
+        assert!(qpip_create(a.adapter, &init(3, a.cq)).is_null() && words().contains("not a type"));
+        assert!(qpip_listen(a.adapter, 0, 9, 1).is_null() && words().contains("not a mode"));
         let wrong = qpip_settings { size: 12, traffic_class: 1, ..qpip_settings::default() };
         assert!(qpip_listen_with(a.adapter, 0, 0, 1, &wrong).is_null() && words().contains("ECN"));
         let to = a.address(9);
@@ -349,7 +349,7 @@ fn allocated_memory_is_the_programs_until_it_is_freed_and_deregistered() {
             assert!(qpip_allocate(adapter, much).is_null() && words().contains("memory"));
             assert_eq!(Errno::last(), Errno::ENOMEM);
         }
-        assert!(qpip_allocate(null_mut(), 64).is_null() && words().contains("no adapter"));
+        assert!(qpip_allocate(null_mut(), 64).is_null() && words().contains("valid adapter"));
         fails(qpip_free(other, memory), libc::EINVAL, "no memory");
         fails(qpip_free(adapter, bytes.add(1).cast()), libc::EINVAL, "no memory");
         fails(qpip_free(adapter, null_mut()), libc::EINVAL, "no memory");

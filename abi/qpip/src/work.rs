@@ -59,14 +59,18 @@ impl Pieces {
     unsafe fn read(qp: &Private, segments: *const qpip_segment, count: u32) -> Outcome<Self> {
         if count > qp.max_segments {
             let words = format_args!(
-                "{count} segments; requests of this queue pair have {} at most (max_segments of qpip_create)",
+                "{count} segments, but requests of this queue pair have at most {} (max_segments \
+                 of qpip_create)",
                 qp.max_segments
             );
             return Err(fail(Errno::EINVAL, words));
         }
         let count = count as usize;
         if count > PIECES || (count > 0 && segments.is_null()) {
-            let words = format_args!("{count} segments are to be posted, and there are none: NULL");
+            let words = format_args!(
+                "{count} segments are to be posted, but the pointer to them \
+                is NULL"
+            );
             return Err(fail(Errno::EINVAL, words));
         }
         let mut list = [Sge { addr: 0, len: 0, lkey: Key(0) }; PIECES];
@@ -85,7 +89,7 @@ impl Pieces {
             return Ok(());
         }
         let words =
-            format_args!("{len} octets are more than a send can have; at most {MAX_MESSAGE}");
+            format_args!("{len} bytes are more than a send can have; the limit is {MAX_MESSAGE}");
         Err(fail(Errno::EINVAL, words))
     }
 
@@ -104,7 +108,7 @@ impl Pieces {
             let len = piece.len as usize;
             let Some(place) = buffer.get_mut(used..).and_then(|rest| rest.get_mut(..len)) else {
                 let words =
-                    format_args!("more than {INLINE} octets cannot be copied; register them");
+                    format_args!("at most {INLINE} bytes can be copied; register the memory");
                 return Err(fail(Errno::EINVAL, words));
             };
             if len > 0 {
@@ -146,7 +150,7 @@ entry! {
         // SAFETY: the program passes what qpip_create gave, and null or a valid pointer.
         let (qp, send) = unsafe { (qp(raw)?, send.as_ref()) };
         let Some(send) = send else {
-            return Err(fail(Errno::EINVAL, "there is no request"));
+            return Err(fail(Errno::EINVAL, "the pointer to the request is NULL"));
         };
         if send.flags & !(SILENT | COPIED) != 0 {
             return Err(fail(Errno::EINVAL, format_args!("unknown flags {:#x}", send.flags)));
@@ -176,7 +180,7 @@ entry! {
         // SAFETY: as above.
         let (qp, receive) = unsafe { (qp(raw)?, receive.as_ref()) };
         let Some(receive) = receive else {
-            return Err(fail(Errno::EINVAL, "there is no request"));
+            return Err(fail(Errno::EINVAL, "the pointer to the request is NULL"));
         };
         // SAFETY: the program passes as many segments as it says.
         let pieces = unsafe { Pieces::read(qp, receive.segments, receive.count) }?;

@@ -260,6 +260,7 @@ impl Runtime {
 
     /// Leaves the job: others may end before.
     pub(crate) fn leave(&self) {
-        let _ = self.job.barrier();
+        let left = self.job.barrier().and_then(|()| self.job.leave());
+        left.unwrap_or_else(|error| eprintln!("split-c: the job is over, but {error}"));
     }
 }

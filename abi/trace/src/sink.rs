@@ -61,7 +61,7 @@ fn start() -> bool {
         opened
             .inspect_err(|error| {
                 let name = Path::new(&name).display();
-                let line = format!("quipu: calls cannot be traced in {name}: {error}\n");
+                let line = format!("quipu: cannot write the trace of calls to {name}: {error}\n");
                 let _ = std::io::stderr().write_all(line.as_bytes());
             })
             .ok()

@@ -74,6 +74,8 @@ pub struct Endpoint {
     pub(crate) tag: Tag,
     pub(crate) translations: Vec<Option<Translation>>,
     pub(crate) segment: Option<Remote>,
+    /// The name by which peers know it, if it is not that of its place in the port.
+    pub(crate) public: Option<Name>,
     /// A handler of it runs.
     pub(crate) is_running: bool,
 }

@@ -26,6 +26,14 @@ pub struct Name {
 impl Name {
     /// Bytes of [`to_bytes`](Self::to_bytes).
     pub const WIRE_LEN: usize = 32;
+    /// In place of the number of an endpoint: the one that takes connections at that address.
+    pub const OF_ADDRESS: u32 = u32::MAX;
+
+    /// The endpoint that takes connections at an address, in whichever life of its process.
+    #[must_use]
+    pub const fn of_address(port: SocketAddr) -> Self {
+        Self { port, endpoint: Self::OF_ADDRESS, incarnation: 0 }
+    }
 
     /// Address (16 bytes, IPv4 mapped), port, family (4 or 6), endpoint and incarnation,
     /// little-endian.

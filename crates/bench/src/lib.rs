@@ -1,8 +1,8 @@
-//! `quipu bench`: measures Quipu beside what the machine gives at best (raw sockets, memory) and
-//! beside the messaging software that it finds installed.
+//! `quipu bench`: compares Quipu with the best that the machine offers (raw sockets, memory) and with
+//! the messaging software that is installed.
 //!
-//! It contains no test of Quipu: nothing here passes or fails. Contenders take turns in every
-//! round, as machines drift; what is reported are medians over the rounds, and of ratios within them.
+//! It contains no test of Quipu: nothing here passes or fails. Contenders alternate in every round,
+//! because machines drift. Reports show medians over the rounds, and medians of the ratios within rounds.
 //!
 //! | module | is |
 //! |---|---|
@@ -40,27 +40,27 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// What `quipu bench` is asked for.
+/// Options of `quipu bench`.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Options {
-    /// The plan: what is measured, as TOML. By default the one built in, bench/plan.toml.
+    /// Plan of the measurements, as TOML. Default: the built-in one, bench/plan.toml.
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Take the quick part of the plan: less than a minute on a quiet machine, rough numbers, and ratios are
-    /// judged only if three rounds were run.
+    /// Run the quick part of the plan: less than a minute on a quiet machine, with rough numbers. Ratios
+    /// are compared with their targets only after at least three rounds.
     #[arg(long)]
     quick: bool,
     /// Write results.json, results.txt, plot.svg and qpip.svg into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Say who would take part in what, and what is not installed; measure nothing.
+    /// List the contenders of each measurement, and those that are not installed. Measure nothing.
     #[arg(long)]
     list: bool,
-    /// Print the results as JSON instead of tables, and no progress.
+    /// Print the results as JSON instead of tables, without progress.
     #[arg(long)]
     json: bool,
-    /// Measure only contenders with this in their names, such as UCX; may be repeated.
+    /// Measure only contenders whose names contain this, such as UCX. May be repeated.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Be one end of a measurement: for this command's own use.
@@ -76,22 +76,22 @@ pub struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  quipu bench --quick                     a minute's look
-  quipu bench --out bench/results         the whole plan; tables, JSON and plot into a folder
-  quipu bench --only lossy                goodput over loss and delay only
-  quipu bench --list                      who would take part in what
+  quipu bench --quick                     rough numbers in a minute
+  quipu bench --out bench/results         the whole plan; writes tables, JSON and plots
+  quipu bench --only lossy                only goodput over loss and delay
+  quipu bench --list                      the contenders of each measurement
 
-Two processes, pinned to two processors, send to each other by shared memory, and by TCP and UDP
-over the loopback interface. Raw sockets, memcpy, UCX, libfabric and Open MPI, as far as they are
-installed, take turns with Quipu, and with perftest, cmtime, UCX and Open MPI that run over Quipu.
-Leave the machine alone meanwhile: whatever else runs is in the numbers.";
+Two processes, pinned to two processors, send to each other through shared memory, and by TCP and
+UDP over the loopback interface. Quipu, and perftest, cmtime, UCX and Open MPI over Quipu, alternate
+with raw sockets, memcpy, UCX, libfabric and Open MPI, if these are installed. Run nothing else on
+the machine meanwhile: it would change the numbers.";
 
-/// Runs the benchmark and prints what came out.
+/// Runs the benchmark and prints the results.
 ///
 /// # Errors
 ///
-/// The plan is not usable, a file cannot be written, or nothing could be measured. Contenders that
-/// fail are noted in what is printed.
+/// The plan is not usable, a file cannot be written, or nothing could be measured. The printed notes
+/// name contenders that fail.
 pub fn run(options: &Options, print: impl FnOnce(&str)) -> Result<()> {
     if options.worker {
         return worker::main();

@@ -283,8 +283,8 @@ pub enum CallError {
     /// Identifiers use the channel.
     #[error("in use")]
     Busy,
-    /// It is connected already.
-    #[error("connected already")]
+    /// It is already connected.
+    #[error("already connected")]
     Connected,
 }
 

@@ -390,7 +390,7 @@ impl<F: Fn(&'static str) -> Result<Option<String>, ConfigError>> Lookup for F {}
 /// `link`: whether there is one of the engine's own for QPIP.
 fn devices(lookup: &impl Lookup, link: bool) -> Result<(Vec<Device>, Device), ConfigError> {
     let expected =
-        "some of quipu0, quipu_iw0 and, with QUIPU_QPIP_LINK, quipu_qp0, with commas between them";
+        "some of quipu0, quipu_iw0 and, with QUIPU_QPIP_LINK, quipu_qp0, separated by commas";
     let is_there = |device: &Device| link || *device != Device::QuipuQp0;
     let shown = match lookup("QUIPU_DEVICES")? {
         None => Device::ALL.into_iter().filter(is_there).collect(),
@@ -408,7 +408,7 @@ fn devices(lookup: &impl Lookup, link: bool) -> Result<(Vec<Device>, Device), Co
         None => shown[0],
         Some(value) => {
             let named = Device::named(value.trim()).filter(|named| shown.contains(named));
-            named.ok_or_else(|| bad("QUIPU_CM_DEVICE", value, "one of the devices shown"))?
+            named.ok_or_else(|| bad("QUIPU_CM_DEVICE", value, "one of the visible devices"))?
         }
     };
     Ok((shown, cm))

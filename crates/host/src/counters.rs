@@ -355,7 +355,8 @@ pub(crate) fn first_of(
             return Ok(folder.clone());
         }
         let words = format!(
-            "{} is there, and not this user's with the mode {mode:04o}: somebody else may have made it",
+            "{} exists, but does not belong to this user with the mode {mode:04o}: another user \
+             may have made it",
             folder.display()
         );
         refusal = io::Error::new(io::ErrorKind::PermissionDenied, words);
@@ -444,7 +445,8 @@ fn read(path: &Path) -> Option<Sample> {
             Ok(sample) => return Some(sample),
             Err(NoSample::Torn) => std::thread::yield_now(),
             Err(NoSample::Version(version)) => {
-                tracing::info!(path = %path.display(), version, "of another version of Quipu");
+                tracing::info!(path = %path.display(), version, "counters of another version of \
+                    Quipu are ignored");
                 return None;
             }
             Err(NoSample::Foreign) => return None,

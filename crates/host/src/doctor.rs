@@ -135,7 +135,8 @@ fn descriptors() -> Check {
             let verdict = if hard < COMFORTABLE { Verdict::Warn } else { Verdict::Ok };
             let detail = format!("limit {soft}; the adapter takes numbers up to {hard}");
             Check::new(NAME, verdict, detail).remedy(
-                "each connection to another host takes one; raise the hard limit (ulimit -Hn)",
+                "each connection to another host needs a file descriptor; raise the hard limit \
+                 (ulimit -Hn)",
             )
         }
         Err(error) => Check::new(NAME, Verdict::Warn, error.to_string()),
@@ -144,9 +145,9 @@ fn descriptors() -> Check {
 
 fn same_host(config: &Config) -> Check {
     if config.same_host == SameHost::Auto && !accounts::is_own_user(accounts::own_user()) {
-        let detail = "by TCP: this user's number is also that of all users without one";
+        let detail = "by TCP: this user has no number of its own in this user namespace";
         return Check::new("same host", Verdict::Warn, detail)
-            .remedy("run as a user that has a number of its own in this user namespace");
+            .remedy("run as a user that is mapped in this user namespace");
     }
     let (verdict, detail) = match config.same_host {
         SameHost::Auto => (Verdict::Ok, "peers on this host are reached through shared memory"),
@@ -162,7 +163,7 @@ fn shared_memory() -> Check {
     match tried {
         Ok(_) => Check::new(NAME, Verdict::Ok, "memfd with seals (no /dev/shm needed)"),
         Err(error) => Check::new(NAME, Verdict::Warn, format!("memfd does not work: {error}"))
-            .remedy("let the sandbox allow memfd_create and file seals; TCP is used until then"),
+            .remedy("allow memfd_create and file seals in the sandbox; TCP is used until then"),
     }
 }
 
@@ -173,10 +174,10 @@ fn abstract_sockets() -> Check {
     match socket::listen(name).and_then(|_listener| socket::connect(name)) {
         Ok(_) => Check::new(NAME, Verdict::Ok, "available"),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            Check::new(NAME, Verdict::Ok, "available (another doctor is at work)")
+            Check::new(NAME, Verdict::Ok, "available (another `quipu doctor` is running)")
         }
         Err(error) => Check::new(NAME, Verdict::Warn, format!("not available: {error}"))
-            .remedy("let the sandbox allow UNIX sockets; TCP is used until then"),
+            .remedy("allow UNIX sockets in the sandbox; TCP is used until then"),
     }
 }
 
@@ -187,8 +188,8 @@ fn peer_memory(config: &Config) -> Check {
     }
     if let Err(reason) = probe::on_oneself() {
         return Check::new(NAME, Verdict::Warn, reason.to_string()).remedy(
-            "let the container have process_vm_readv and process_vm_writev (docker: --cap-add \
-             SYS_PTRACE); until then bytes are copied through shared memory",
+            "allow process_vm_readv and process_vm_writev in the container (docker: --cap-add \
+             SYS_PTRACE); until then, bytes are copied through shared memory",
         );
     }
     let scope = probe::yama_scope();
@@ -198,10 +199,17 @@ fn peer_memory(config: &Config) -> Check {
         "1" if config.peer_memory == PeerMemoryPolicy::Allow => {
             Check::new(NAME, Verdict::Ok, detail)
         }
-        "1" => Check::new(NAME, Verdict::Warn, format!("{detail}: only between relatives"))
-            .remedy("set QUIPU_PEER_MEMORY=allow, or sysctl kernel.yama.ptrace_scope=0"),
+        "1" => Check::new(
+            NAME,
+            Verdict::Warn,
+            format!(
+                "{detail}: only between parent and child \
+            processes"
+            ),
+        )
+        .remedy("set QUIPU_PEER_MEMORY=allow, or sysctl kernel.yama.ptrace_scope=0"),
         _ => Check::new(NAME, Verdict::Warn, format!("{detail}: only for administrators"))
-            .remedy("sysctl kernel.yama.ptrace_scope=0; until then bytes are copied"),
+            .remedy("sysctl kernel.yama.ptrace_scope=0; until then, bytes are copied"),
     }
 }
 
@@ -230,8 +238,10 @@ fn congestion(config: &Config) -> Check {
 fn processors() -> Check {
     let count = sys::processors();
     let verdict = if count < 2 { Verdict::Warn } else { Verdict::Ok };
-    Check::new("processors", verdict, count.to_string())
-        .remedy("two programs that talk share one processor; latency is that of the scheduler")
+    Check::new("processors", verdict, count.to_string()).remedy(
+        "communicating programs share one processor, so the scheduler determines the \
+            latency",
+    )
 }
 
 fn clock_source() -> Check {
@@ -244,7 +254,7 @@ fn clock_source() -> Check {
     } else {
         (Verdict::Warn, "the kernel's clock (the time stamp counter is not steady here)")
     };
-    Check::new("clock", verdict, detail).remedy("nothing to be done; reading the time costs more")
+    Check::new("clock", verdict, detail).remedy("nothing to do; reading the time is slower")
 }
 
 fn packet_links() -> Check {
@@ -262,8 +272,8 @@ fn packet_links() -> Check {
         detail = format!("{detail}; not {}", cannot.join(", "));
     }
     Check::new("packet links", verdict, detail).remedy(
-        "queue pairs with TCP of their own reach other Quipus only; grant a right as \
-         docs/qpip-links.md has them, or let users make user namespaces",
+        "QPIP reaches other Quipus only; grant a privilege listed in docs/qpip-links.md, or \
+         allow users to create user namespaces",
     )
 }
 

@@ -58,8 +58,8 @@ pub enum OpenError {
     Link(#[from] crate::packet::LinkError),
     /// No station can have an address.
     #[error(
-        "the adapter cannot have the address {address}/{len}: {why}; give it one that a single station \
-         can have, with the length of its network's prefix, with --address (or QUIPU_QPIP_ADDRESS)"
+        "the adapter cannot have the address {address}/{len}: {why}; give a host address with \
+         its prefix length with --address (or QUIPU_QPIP_ADDRESS)"
     )]
     Unusable {
         /// The address.
@@ -71,8 +71,8 @@ pub enum OpenError {
     },
     /// A gateway is no router.
     #[error(
-        "the gateway {gateway} is {why}, and leads nowhere: name the router's address with --gateway (or \
-         QUIPU_QPIP_GATEWAY), or none"
+        "the gateway {gateway} is {why}, so it cannot route: give the router's address with \
+         --gateway (or QUIPU_QPIP_GATEWAY), or give none"
     )]
     NoRouter {
         /// The gateway.
@@ -82,8 +82,8 @@ pub enum OpenError {
     },
     /// Nobody can reach a gateway.
     #[error(
-        "no address of the adapter is on the network of the gateway {gateway}: give it one with --address (or \
-         QUIPU_QPIP_ADDRESS), or name another gateway"
+        "no address of the adapter is in the network of the gateway {gateway}: give the adapter \
+         one with --address (or QUIPU_QPIP_ADDRESS), or give another gateway"
     )]
     Gateway {
         /// The gateway.
@@ -103,9 +103,9 @@ pub enum OpenError {
     },
     /// An address is the kernel's own on the interface of the link, where the adapter is another station.
     #[error(
-        "{address} is the kernel's own address on {interface}, beside which the adapter is another \
-         station, so it cannot have it: give the adapter another address of that network with \
-         --address (or QUIPU_QPIP_ADDRESS), or take it from the kernel (ip address show dev {interface})"
+        "{address} is the kernel's own address on {interface}, so the adapter cannot have it: \
+         give the adapter another address of that network with --address (or \
+         QUIPU_QPIP_ADDRESS), or remove it from the kernel (ip address show dev {interface})"
     )]
     InterfacesAddress {
         /// The address.
@@ -115,9 +115,9 @@ pub enum OpenError {
     },
     /// Another station of the link has an address.
     #[error(
-        "the address {address} is not free: the station {station} on the link {link} has it; give the \
-         adapter another of that network with --address (or QUIPU_QPIP_ADDRESS), or take it from \
-         that station"
+        "the address {address} is not free: the station {station} on the link {link} has it; \
+         give the adapter another address of that network with --address (or \
+         QUIPU_QPIP_ADDRESS), or remove it from that station"
     )]
     Occupied {
         /// The address.
@@ -128,10 +128,10 @@ pub enum OpenError {
         link: String,
     },
     /// The log of the strict mode.
-    #[error("the log of the strict mode cannot be written: {0}; choose another QUIPU_STRICT_LOG")]
+    #[error("cannot write the log of strict mode: {0}; choose another QUIPU_STRICT_LOG")]
     StrictLog(String),
     /// The log of faults.
-    #[error("the log of faults cannot be written: {0}; choose another QUIPU_FAULT_LOG")]
+    #[error("cannot write the log of faults: {0}; choose another QUIPU_FAULT_LOG")]
     FaultLog(String),
     /// The plan of faults, or a log that is to be repeated.
     #[error("{0}; correct it or unset QUIPU_FAULTS (see docs/faults.md)")]
@@ -156,8 +156,8 @@ pub enum EngineError {
     Fault(#[from] Fault),
     /// The process forked since the engine was opened, and this is the child.
     #[error(
-        "the engine belongs to the parent of this process, or the program has closed its descriptors; open the \
-         device anew after fork, or call exec"
+        "the engine belongs to the parent of this process, or the program closed the engine's \
+         descriptors; open the device again after fork, or call exec"
     )]
     EngineGone,
     /// The kernel refuses a descriptor, thread or port.
@@ -172,12 +172,12 @@ pub enum EngineError {
     },
     /// Memory to be registered is not mapped.
     #[error(
-        "memory to be registered is not mapped, or is read-only though the rights allow to write: \
-         allocate it first, or register it without write access"
+        "cannot register memory that is not mapped, or that is read-only if the access flags \
+         allow writing: allocate it first, or register it without write access"
     )]
     BadAddress,
     /// The plan of faults has it so.
-    #[error("{} is refused with {} by the plan of faults", call.name(), errno.name)]
+    #[error("the plan of faults refuses {} with {}", call.name(), errno.name)]
     Injected {
         /// The call.
         call: quipu_fault::Call,
@@ -191,7 +191,7 @@ pub enum EngineError {
     #[error("interrupted by a signal")]
     Interrupted,
     /// Nothing has come in the time that the call was to wait.
-    #[error("nothing has come so far")]
+    #[error("nothing has arrived yet")]
     WaitOn,
     /// Connection management refuses the call.
     #[error("connection management: {0}")]
@@ -201,8 +201,8 @@ pub enum EngineError {
     Address(#[source] io::Error),
     /// There is no link for QPIP.
     #[error(
-        "this engine has no link for queue pairs over TCP and UDP of its own: set QUIPU_QPIP_LINK, such as \
-         tap:qp0 (see docs/qpip.md)"
+        "this engine has no packet link for QPIP: set QUIPU_QPIP_LINK, such as tap:qp0 (see \
+         docs/qpip.md)"
     )]
     NoLink,
     /// The process that has the adapter refuses the call.
@@ -215,14 +215,14 @@ pub enum EngineError {
     },
     /// The process that had the adapter has ended.
     #[error(
-        "the process that shared the adapter is gone: start `quipu nic --share` again, and open the adapter \
-         anew"
+        "the process that shared the adapter has ended: start `quipu nic --share` again, then \
+         open the adapter again"
     )]
     AdapterLost,
     /// The network interface of the link was deleted, or the link fails for good.
     #[error(
-        "link {link}: the device is gone: make it anew if it was deleted (`ip link` shows what there is), and \
-         open the adapter anew"
+        "link {link}: the device is gone: create it again if it was deleted (`ip link` lists the \
+         devices), then open the adapter again"
     )]
     LinkGone {
         /// The link.
@@ -231,20 +231,20 @@ pub enum EngineError {
     /// The process that has the adapter did not answer in time, or not to the question. It is asked nothing
     /// more, and may still use memory that is registered.
     #[error(
-        "the process that shares the adapter does not answer, and may still use this program's memory: end \
-         that process, start `quipu nic --share` again, and open the adapter anew"
+        "the process that shares the adapter does not answer, and may still use this program's \
+         memory: end that process, start `quipu nic --share` again, then open the adapter again"
     )]
     AdapterSilent,
     /// Memory to be registered is not the shared adapter's.
     #[error(
-        "memory to be registered with a shared adapter must be allocated from it: other memory its process \
-         cannot reach"
+        "memory for a shared adapter must be allocated from the adapter, because its process \
+         cannot reach other memory"
     )]
     NotInArena,
     /// There is no room in the memory that is shared with the adapter.
     #[error(
-        "the memory shared with the adapter has no room for {len} bytes: free some, or open it with more \
-         (QUIPU_ARENA_MB)"
+        "the memory shared with the adapter has no room for {len} bytes: free some, or raise \
+         QUIPU_ARENA_MB before opening the adapter"
     )]
     ArenaFull {
         /// Bytes asked for.
@@ -258,8 +258,8 @@ pub enum EngineError {
 /// What to do about an error of the kernel when a `what` was to be created.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EMFILE) => "raise the limit of open descriptors (ulimit -n)",
-        Some(libc::ENFILE) => "the system is out of descriptors; raise fs.file-max",
+        Some(libc::EMFILE) => "raise the limit of open file descriptors (ulimit -n)",
+        Some(libc::ENFILE) => "the system is out of file descriptors; raise fs.file-max",
         Some(libc::ENOMEM | libc::ENOBUFS) => "the system is out of memory; free some",
         Some(libc::EAGAIN) => "the limit of threads is reached; raise it (ulimit -u, pids cgroup)",
         Some(libc::EADDRNOTAVAIL) => "the address has gone or no port is free; see `quipu doctor`",

@@ -136,7 +136,7 @@ impl Birthplace {
             // operations and system calls, which is safe in a child of a process with threads.
             let result = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
             if result != 0 {
-                tracing::warn!("cannot watch for fork; do not use inherited objects in a child");
+                tracing::warn!("cannot detect fork; do not use inherited objects in a child");
             }
         });
         Self(AtomicU32::new(GENERATION.load(Ordering::Relaxed)))

@@ -239,6 +239,14 @@ impl Job {
     /// # Errors
     /// If the launcher fails.
     pub fn finalize(self) -> Result<(), LaunchError> {
+        self.leave()
+    }
+
+    /// As [`finalize`](Self::finalize), for a job that others still hold. No other call may follow.
+    ///
+    /// # Errors
+    /// If the launcher fails.
+    pub fn leave(&self) -> Result<(), LaunchError> {
         match &mut *self.link() {
             Link::Alone(_) => Ok(()),
             Link::Pmi(client) => client.finalize(),

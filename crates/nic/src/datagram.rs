@@ -118,7 +118,7 @@ pub(crate) fn resolve<P>(
 ) -> Result<Destination, Fault> {
     let ah = hub.ahs.get(ah).ok_or(Fault::Invalid("there is no such address handle"))?;
     if ah.pd != qp.pd {
-        return Err(Fault::Invalid("the address handle is of another protection domain"));
+        return Err(Fault::Invalid("the address handle belongs to another protection domain"));
     }
     if qpn > datagram::MULTICAST_QPN {
         return Err(Fault::Invalid("queue pair numbers have 24 bits"));

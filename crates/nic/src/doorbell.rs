@@ -46,16 +46,17 @@ fn payload_len(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u32, Fault>
     match wr.op {
         SendOp::Read { .. } if inline => Err(Fault::Invalid("a read cannot be inline")),
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if inline || length != 8 => {
-            Err(Fault::Invalid("an atomic needs 8 bytes to put the original value into"))
+            Err(Fault::Invalid("an atomic needs 8 bytes for the original value"))
         }
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if !plain::does_atomics(qp) => {
             Err(Fault::Invalid("plain iWARP has no atomics unless both ends agreed on them"))
         }
-        SendOp::AtomicWrite { addr, .. } if length != 8 || addr % 8 != 0 => {
-            Err(Fault::Invalid("an atomic write is of 8 bytes to a multiple of 8"))
-        }
+        SendOp::AtomicWrite { addr, .. } if length != 8 || addr % 8 != 0 => Err(Fault::Invalid(
+            "an atomic write needs 8 bytes and a remote address that is a \
+                multiple of 8",
+        )),
         SendOp::Flush(flush) if flush.placement.is_empty() => {
-            Err(Fault::Invalid("a flush says where what was written is to be"))
+            Err(Fault::Invalid("IBV_WR_FLUSH needs a placement type"))
         }
         SendOp::Flush(_) | SendOp::LocalInv { .. } | SendOp::BindMw(_) => Ok(0),
         _ => Ok(length as u32),
@@ -79,7 +80,10 @@ pub(crate) fn acceptable(qp: &Qp, wr: &SendWr<'_>, max_message: u32) -> Result<u
         return Err(Fault::Invalid("the queue pair's service has no such operation"));
     }
     if qp.qp_type.names_srq() && !names_srq(wr) {
-        return Err(Fault::Invalid("no shared receive queue of the peer is named"));
+        return Err(Fault::Invalid(
+            "an XRC send needs the number of the peer's shared receive \
+            queue",
+        ));
     }
     payload_len(qp, wr, max_message)
 }
@@ -99,12 +103,13 @@ pub(crate) fn destination<P>(
             udp::check(hub, to, wr.payload.len())?;
             Ok(Some(Destination::of_address(to)))
         }
-        (QpType::Ud | QpType::Udp, _) => {
-            Err(Fault::Invalid("a datagram must name whom it goes to"))
-        }
+        (QpType::Ud | QpType::Udp, _) => Err(Fault::Invalid("a datagram needs an address handle")),
         (_, To::Address(_)) => Err(Fault::Invalid("only UDP queue pairs send to an address")),
         (QpType::Tcp, To::Peer) => connections::check_send(qp, wr.payload.len()).map(|()| None),
-        (_, To::Datagram { .. }) => Err(Fault::Invalid("a connected queue pair sends to its peer")),
+        (_, To::Datagram { .. }) => Err(Fault::Invalid(
+            "a connected queue pair cannot send to an \
+            address handle",
+        )),
         _ => Ok(None),
     }
 }

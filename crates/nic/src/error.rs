@@ -18,14 +18,12 @@ pub enum Fault {
     #[error("illegal queue pair transition: {0}")]
     Transition(&'static str),
     /// The queue pair is one of plain iWARP, which connection management connects.
-    #[error(
-        "an iWARP queue pair is connected by rdma_connect and rdma_accept, not by ibv_modify_qp"
-    )]
+    #[error("only rdma_connect and rdma_accept connect an iWARP queue pair, not ibv_modify_qp")]
     ConnectedElsewhere,
     /// A peer is named by LID, on a port of Ethernet.
     #[error(
-        "an Ethernet port knows its peers by GID (is_global; many programs take -g 0 or -x 0), not by LID, \
-         unless it is to be one of InfiniBand (QUIPU_LINK_LAYER=infiniband)"
+        "an Ethernet port reaches its peers by GID (is_global; many programs take -g 0 or -x 0), \
+         not by LID; for LIDs set QUIPU_LINK_LAYER=infiniband"
     )]
     NoLids,
     /// The queue pair's state forbids the call.

@@ -37,7 +37,7 @@ impl<P: Probe> Hub<P> {
         let withdrawn = self
             .regions
             .invalidate(pd, qp, Key(key))
-            .map_err(|_| Fault::Invalid("the key names no window that may be invalidated"))?;
+            .map_err(|_| Fault::Invalid("the key names no window that can be invalidated"))?;
         self.begin_quiet_wait(withdrawn);
         Ok(())
     }
@@ -53,15 +53,17 @@ impl<P: Probe> Hub<P> {
         };
         let rkey = Key(bind.rkey);
         if rkey.index() != mw.key.index() {
-            return Err(Fault::Invalid("the key is not one of the window"));
+            return Err(Fault::Invalid("the key does not belong to the window"));
         }
         // Programs name LOCAL_WRITE here out of habit; a window has no local side.
         let (addr, len, access) = (bind.addr, bind.len, bind.access - Access::LOCAL_WRITE);
         let request = Bind { pd, qp_num: qp, rkey, region, addr, len, access };
-        let withdrawn = self
-            .regions
-            .bind(&request)
-            .map_err(|_| Fault::Invalid("the window cannot be bound so"))?;
+        let withdrawn = self.regions.bind(&request).map_err(|_| {
+            Fault::Invalid(
+                "the window cannot be bound to this range with this \
+                access",
+            )
+        })?;
         if let Some(mw) = self.mws.get_mut(bind.mw) {
             mw.key = rkey;
         }

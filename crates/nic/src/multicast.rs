@@ -76,7 +76,7 @@ impl<P> Hub<P> {
     fn group_of(&self, mgid: Gid, sgid_index: u8) -> Result<IpAddr, Fault> {
         let row = self.gids.row(sgid_index);
         let own = row.ok_or(Fault::Invalid("the GID table has no row with this index"))?;
-        multicast_group(own, mgid).ok_or(Fault::Invalid("the GID is no multicast address"))
+        multicast_group(own, mgid).ok_or(Fault::Invalid("the GID is not a multicast address"))
     }
 }
 
@@ -206,7 +206,9 @@ impl<P: Probe> Adapter<P> {
     pub fn spare_own_multicast(&mut self, id: QpId) -> Result<(), Fault> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         if qp.qp_type != QpType::Ud {
-            return Err(Fault::Unsupported("to be spared own messages, but for datagrams"));
+            return Err(Fault::Unsupported(
+                "blocking own multicast messages, except for datagrams",
+            ));
         }
         qp.is_spared_own = true;
         Ok(())

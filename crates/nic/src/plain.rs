@@ -129,7 +129,7 @@ impl<P: Probe> Adapter<P> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         if !qp.qp_type.is_plain() {
-            return Err(Fault::Invalid("only an iWARP queue pair is given its stream"));
+            return Err(Fault::Invalid("only an iWARP queue pair takes a stream"));
         }
         if !matches!(qp.state, QpState::Reset | QpState::Init) {
             return Err(Fault::WrongState);

@@ -90,7 +90,7 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Invalid("more scatter/gather elements than max_sge"));
         }
         if cap.max_inline_data > config.max_inline {
-            return Err(Fault::Invalid("more inline data than the adapter has room for"));
+            return Err(Fault::Invalid("more inline data than the adapter supports"));
         }
         let sends = if init.qp_type.requests() {
             QpCap { max_send_sge: cap.max_send_sge.max(1), ..cap }

@@ -264,7 +264,9 @@ impl ConnectionRequest {
         // What the reply says holds at both ends.
         let asked = engine.cm_connect_params(identifier.id).map_err(given_up)?;
         if asked.qp_type != number_of(qp.built().qp_type()) {
-            return Err(Fault::Invalid("the peer asks for a queue pair of another service").into());
+            return Err(
+                Fault::Invalid("the peer requests a queue pair of another service type").into()
+            );
         }
         let reads = qp.built().reads();
         let max_rd_atomic = asked.max_rd_atomic.min(reads);

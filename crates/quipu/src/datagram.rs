@@ -189,10 +189,13 @@ impl DatagramQueuePair {
     ///
     /// # Errors
     ///
-    /// The queue is full, the request is no send or exceeds a limit, or the destination is of another domain.
+    /// The queue is full, the request is no send or exceeds a limit, or the destination belongs
+    /// to another protection domain.
     pub fn send_to(&self, request: &Request<'_>, to: &Destination) -> Result<(), Error> {
         if !Arc::ptr_eq(&self.pd.inner, &to.handle.pd.inner) {
-            return Err(Fault::Invalid("the destination is of another domain").into());
+            return Err(
+                Fault::Invalid("the destination belongs to another protection domain").into()
+            );
         }
         let mut wr = request.wr;
         wr.to = To::Datagram { ah: to.handle.id, qpn: to.qpn, qkey: to.qkey };

@@ -94,7 +94,7 @@ impl Device {
     pub(crate) fn owns(&self, other: &Self) -> Result<(), Error> {
         match Arc::ptr_eq(&self.opened, &other.opened) {
             true => Ok(()),
-            false => Err(Fault::Invalid("the objects are of different devices").into()),
+            false => Err(Fault::Invalid("the objects belong to different devices").into()),
         }
     }
 

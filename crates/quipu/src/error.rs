@@ -19,7 +19,7 @@ pub enum Error {
     #[error("work request {} of queue pair {:#08x} failed: {:?}", .0.wr_id, .0.qp_num.0, .0.status)]
     Work(Completion),
     /// A range leaves the memory region.
-    #[error("{len} bytes at {offset} leave a memory region of {region} bytes")]
+    #[error("{len} bytes at {offset} are outside the memory region of {region} bytes")]
     OutOfBounds {
         /// The first byte asked for.
         offset: usize,
@@ -29,7 +29,7 @@ pub enum Error {
         region: usize,
     },
     /// The peer does not want the connection, or nobody listens there.
-    #[error("the connection was refused, reason {reason}")]
+    #[error("the peer rejected the connection, reason {reason}")]
     Rejected {
         /// As InfiniBand numbers them (IBA 12.6.7.2): 8 if nobody listens, 28 if the program refuses.
         reason: i32,
@@ -37,7 +37,7 @@ pub enum Error {
         private_data: Box<[u8]>,
     },
     /// A connection cannot be made, or ended before it stood.
-    #[error("the connection cannot be made: {kind:?}, status {status}")]
+    #[error("cannot connect: {kind:?}, status {status}")]
     Connection {
         /// How it ended.
         kind: EventKind,
@@ -46,7 +46,7 @@ pub enum Error {
     },
     /// The device connects plain iWARP adapters by address ([`Config::cm_device`](crate::Config::cm_device)),
     /// for which there are no queue pairs here.
-    #[error("connections by address are those of plain iWARP here")]
+    #[error("connections by address use plain iWARP here")]
     PlainIwarp,
     /// A TCP connection of a queue pair has failed.
     #[error("{0}")]

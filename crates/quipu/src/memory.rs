@@ -108,7 +108,7 @@ impl MemoryRegion {
     /// [`Error::OutOfBounds`]; or `len` is 2^32 or more, of which no piece can be.
     pub fn sge(&self, offset: usize, len: usize) -> Result<Sge, Error> {
         let addr = self.check(offset, len)?;
-        let long = Fault::Invalid("a piece of memory has 2^32 - 1 bytes at most");
+        let long = Fault::Invalid("a scatter/gather element has at most 2^32 - 1 bytes");
         let len = u32::try_from(len).map_err(|_| long)?;
         Ok(Sge { addr, len, lkey: self.region.key })
     }

@@ -253,3 +253,80 @@ fn a_request_to_the_endpoint_itself_is_over_when_it_returns() {
         assert_eq!(got.lock().unwrap().pop(), Some(arg + 1));
     }
 }
+
+/// Threads that poll, send and reply at once: handlers of one endpoint never overlap, those of
+/// different ones may.
+#[test]
+fn in_a_parallel_bundle_handlers_of_one_endpoint_run_one_at_a_time() {
+    const ENDPOINTS: usize = 4;
+    const REQUESTS: u32 = 400;
+    let device =
+        quipu::Config { address: Some("127.0.0.1".parse().unwrap()), ..quipu::Config::default() };
+    let port = Port::open(&Device::open(device).unwrap(), Config::default()).unwrap();
+    let bundle = port.bundle(Mode::Parallel);
+    let endpoints: Vec<Endpoint> = (0..ENDPOINTS).map(|_| bundle.endpoint().unwrap()).collect();
+    let executed = Arc::new(AtomicU32::new(0));
+    let replied: Vec<Arc<AtomicU32>> = (0..ENDPOINTS).map(|_| Arc::default()).collect();
+    for (endpoint, replied) in endpoints.iter().zip(&replied) {
+        endpoint.set_tag(TAG).unwrap();
+        for (index, peer) in endpoints.iter().enumerate() {
+            endpoint.map(index as u32, peer.name().unwrap(), TAG).unwrap();
+        }
+        let (inside, executed) = (AtomicU32::new(0), Arc::clone(&executed));
+        endpoint
+            .set_handler(1, move |message| {
+                assert_eq!(inside.fetch_add(1, Ordering::AcqRel), 0, "two at once");
+                std::thread::yield_now();
+                executed.fetch_add(1, Ordering::Relaxed);
+                message.reply(2, &[]).unwrap();
+                assert_eq!(inside.fetch_sub(1, Ordering::AcqRel), 1, "two at once");
+            })
+            .unwrap();
+        let replied = Arc::clone(replied);
+        endpoint
+            .set_handler(2, move |_| {
+                replied.fetch_add(1, Ordering::Relaxed);
+            })
+            .unwrap();
+    }
+    std::thread::scope(|scope| {
+        for (number, endpoint) in endpoints.iter().enumerate() {
+            let (bundle, replied) = (&bundle, &replied[number]);
+            scope.spawn(move || {
+                let began = Instant::now();
+                for request in 0..REQUESTS {
+                    // Not to itself: such a request runs in this thread.
+                    let peer = (number as u32 + 1 + request % 3) % ENDPOINTS as u32;
+                    endpoint.request(peer, 1, &[]).unwrap();
+                }
+                while replied.load(Ordering::Relaxed) < REQUESTS {
+                    assert!(began.elapsed() < PATIENCE, "replies are missing");
+                    bundle.poll().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(executed.load(Ordering::Relaxed), REQUESTS * ENDPOINTS as u32);
+}
+
+/// A thread that waits sleeps, and a message wakes it.
+#[test]
+fn a_program_that_waits_is_woken_by_a_message() {
+    let ends = End::pair();
+    ends[1].endpoint.set_handler(1, |_| ()).unwrap();
+    std::thread::scope(|scope| {
+        let seen = ends[1].bundle.arrivals().unwrap();
+        let ends = &ends;
+        let waiter = scope.spawn(move || {
+            let began = Instant::now();
+            while !ends[1].bundle.wait(seen, Some(Duration::from_secs(5))).unwrap() {
+                assert!(began.elapsed() < PATIENCE, "nothing wakes it");
+            }
+            ends[1].bundle.poll().unwrap()
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        ends[0].endpoint.request(0, 1, &[]).unwrap();
+        assert_eq!(waiter.join().unwrap(), 1);
+    });
+    assert!(!ends[0].bundle.wait(1000, Some(Duration::from_millis(20))).unwrap());
+}

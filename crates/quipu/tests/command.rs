@@ -97,7 +97,7 @@ fn a_blank_variable_counts_as_not_set() {
         assert_eq!(said.status.code(), Some(127), "{}", String::from_utf8_lossy(&said.stderr));
         let said = quipu(&nic).envs(variables.map(|name| (name, blank))).output().unwrap();
         let text = String::from_utf8_lossy(&said.stderr);
-        assert!(said.status.code() == Some(1) && text.contains("it has no link"), "{text}");
+        assert!(said.status.code() == Some(1) && text.contains("no link was given"), "{text}");
     }
     let padded = [
         ("QUIPU_ADDRESS", " 127.0.0.1 "),

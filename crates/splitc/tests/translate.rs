@@ -105,6 +105,10 @@ fn single_constructs_become_c() {
         ("A[2] := 5;", "quipu_sc_put("),
         ("bulk_read(l, g, 4);", "bulk_read(l, g, 4);"),
         ("bulk_read(l, &x, 4);", "bulk_read(l, quipu_gp_here(&x), 4);"),
+        (
+            "l = tolocal(sp[2]);",
+            "l = ((int *)quipu_gp_local(quipu_gp_of_sp(quipu_sp_add(sp, (long)(2), sizeof(int)))));",
+        ),
         ("sp = &A[1];", "sp = quipu_sp_add(A, (long)(1), sizeof(int));"),
         (
             "x = toproc(B[1][2]);",

@@ -303,7 +303,7 @@ impl Checker {
         cq.due += 1;
         if cq.due > cq.cqe {
             let what = format!(
-                "{} completions may come to a completion queue of which {} entries were asked for",
+                "up to {} completions may arrive at a completion queue with {} requested entries",
                 cq.due, cq.cqe
             );
             self.report_once(Kind::CqTooSmall, id.0, what, Vec::new());
@@ -431,7 +431,7 @@ impl Checker {
             return;
         }
         let what = format!(
-            "datagram {:#x} of {} has {length} bytes, of which {mtu} fit the MTU",
+            "datagram {:#x} of {} has {length} bytes, more than the MTU of {mtu}",
             wr.wr_id,
             named(self.number_of(id))
         );
@@ -504,8 +504,7 @@ impl Checker {
         }
         if let Some((num, wr_id, trace)) = using {
             let what = format!(
-                "an address handle is destroyed while send {wr_id:#x} of {}, which goes there, is \
-                 outstanding",
+                "an address handle is destroyed while send {wr_id:#x} of {} to it is outstanding",
                 named(num)
             );
             self.report(Kind::AhInUse, what, vec![("the request was posted here", trace)]);
@@ -515,8 +514,7 @@ impl Checker {
     /// A call of rdma_cm was given so many bytes for the peer, where InfiniBand has room for `most`.
     pub fn private_data(&mut self, call: &str, len: usize, most: usize) {
         if len > most {
-            let what =
-                format!("{call} is given {len} bytes of private data, and {most} are possible");
+            let what = format!("{call} has {len} bytes of private data, and the limit is {most}");
             self.report(Kind::PrivateData, what, Vec::new());
         }
     }
@@ -568,10 +566,7 @@ impl Checker {
     /// The program changed memory that a peer was in the middle of a write to, through a queue pair.
     pub fn disturbed(&mut self, id: QpId) {
         let num = self.number_of(id);
-        let what = format!(
-            "memory was changed that the peer of {} was in the middle of a write to",
-            named(num)
-        );
+        let what = format!("memory was changed while the peer of {} was writing to it", named(num));
         self.unordered(id, what);
     }
 
@@ -579,7 +574,7 @@ impl Checker {
     pub fn sent_in_progress(&mut self, id: QpId, wr_id: u64) {
         let num = self.number_of(id);
         let what = format!(
-            "send {wr_id:#x} of {} is posted from memory that a peer is in the middle of a write to",
+            "send {wr_id:#x} of {} is posted from memory that a peer is still writing to",
             named(num)
         );
         self.unordered(id, what);
@@ -593,8 +588,10 @@ impl Checker {
     /// A message for a queue pair found no receive.
     pub fn starved(&mut self, id: QpId) {
         let Some(qp) = self.qps.get(&id) else { return };
-        let what =
-            format!("a message came for queue pair {:#08x}, which had no receive posted", qp.num.0);
+        let what = format!(
+            "a message arrived for queue pair {:#08x}, which had no posted receive",
+            qp.num.0
+        );
         let made = qp.made.clone();
         self.report_once(Kind::MissingReceive, id.0, what, vec![("created here", made)]);
     }

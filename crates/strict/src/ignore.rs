@@ -46,12 +46,12 @@ impl FromStr for Ignored {
                 None => (rule, None),
             };
             if place.is_some_and(str::is_empty) {
-                return Err(format!("{rule}: no function or library behind the @"));
+                return Err(format!("{rule}: no function or library after the @"));
             }
             let kind = Kind::ALL.iter().copied().find(|kind| kind.name() == name);
             let kind = kind.ok_or_else(|| {
                 let known: Vec<_> = Kind::ALL.iter().map(|kind| kind.name()).collect();
-                format!("{name}: no kind of report, which are {}", known.join(", "))
+                format!("{name} is not a kind of report; the kinds are {}", known.join(", "))
             })?;
             Ok(Rule { kind, place: place.map(str::to_owned) })
         });
@@ -86,6 +86,6 @@ mod tests {
     fn what_is_no_rule_is_refused_with_what_there_is() {
         let refused = |rules: &str| rules.parse::<Ignored>().unwrap_err();
         assert!(refused("wrong-kez").contains("buffer-changed"));
-        assert!(refused("wrong-key@").contains("behind the @"));
+        assert!(refused("wrong-key@").contains("after the @"));
     }
 }

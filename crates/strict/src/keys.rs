@@ -79,7 +79,7 @@ impl Checker {
             let key = sge.lkey.0;
             let request = format!("{what} {wr_id:#x} of {whose}");
             let Some(region) = self.regions.get(&key) else {
-                let what = format!("{request} names lkey {key:#x}, which is of no region");
+                let what = format!("{request} names lkey {key:#x}, which belongs to no region");
                 self.report(Kind::WrongKey, what, Vec::new());
                 continue;
             };
@@ -108,7 +108,7 @@ impl Checker {
     /// A request was refused by the peer for the key that it names.
     pub(crate) fn refused(&mut self, completion: &Completion, rkey: u32, posted: Trace) {
         let what = format!(
-            "request {:#x} of {} names rkey {rkey:#x}, and the peer refused it",
+            "request {:#x} of {} names rkey {rkey:#x}, which the peer rejected",
             completion.wr_id,
             named(completion.qp_num.0)
         );
@@ -118,8 +118,8 @@ impl Checker {
     /// A window was not bound.
     pub(crate) fn not_bound(&mut self, completion: &Completion, posted: Trace) {
         let what = format!(
-            "binding {:#x} of {} failed: its region does not allow windows (IBV_ACCESS_MW_BIND), has not the \
-             rights or the bytes that the window is to have, or is of another protection domain",
+            "binding {:#x} of {} failed: its region does not allow windows (IBV_ACCESS_MW_BIND), \
+             lacks the window's access or bytes, or belongs to another protection domain",
             completion.wr_id,
             named(completion.qp_num.0)
         );

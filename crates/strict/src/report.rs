@@ -44,22 +44,23 @@ macro_rules! kinds {
 kinds! {
     /// A request names memory whose registration has ended.
     UseAfterDereg = "use-after-dereg",
-        "an adapter that still reaches the memory reads or writes pages that have another use by \
-         now; one that does not fails the request (IBA 10.6.6, 10.6.7.2)",
-        "deregister memory only when no request that names it is outstanding, also of peers that were \
-         given its rkey";
+        "an adapter may still read or write the pages, which may have another use by now; \
+         otherwise the request fails (IBA 10.6.6, 10.6.7.2)",
+        "deregister memory only when no request that names it is outstanding, including requests \
+         of peers that have its rkey";
     /// A request names a key that is of no region, a range that is not in the region, or memory that it has
     /// no right to.
     WrongKey = "wrong-key",
         "the request fails with a protection error, and the queue pair with it (IBA 10.6.4)",
-        "use the lkey, or the rkey that the peer has told, of the region that the whole buffer lies in, \
-         registered in the queue pair's protection domain with the rights that the request needs";
+        "use the lkey, or the rkey from the peer, of a region that contains the whole buffer and \
+         is registered in the queue pair's protection domain with the access that the request \
+         needs";
     /// Memory was deregistered while a request that names it was outstanding.
     DeregInUse = "dereg-in-use",
         "the adapter may still read or write the memory, or fails the request (IBA 10.6.6.2)",
-        "poll the completion of the request, or of a signalled one behind it, before \
-         ibv_dereg_mr or ibv_rereg_mr; what receives are left ends with their queue pair, or when \
-         it goes to the error state";
+        "poll the completion of the request, or of a later signalled one, before ibv_dereg_mr or \
+         ibv_rereg_mr; receives that are left end with their queue pair, or when it goes to the \
+         error state";
     /// The payload of a send was not the same at its completion as when it was posted.
     BufferChanged = "buffer-changed",
         "an adapter reads the buffer any time until the request completes, and again when it \
@@ -68,13 +69,13 @@ kinds! {
     /// Memory that a request has lent to the adapter to write to was changed meanwhile.
     TargetChanged = "target-changed",
         "an adapter writes to the memory of a receive or a read any time until the request completes: \
-         what the program puts there before is lost, or ruins what has come (ibv_post_recv(3), \
-         ibv_post_send(3))",
+         data that the program puts there before is lost, or damages the message \
+             (ibv_post_recv(3), ibv_post_send(3))",
         "write to the memory of a receive, a read or an atomic before it is posted, or after its \
-         completion was polled; give it memory of its own, no part of which is used for anything else";
+         completion was polled; use memory that serves no other purpose";
     /// More requests are outstanding than the send queue holds.
     SendQueueOverflow = "send-queue-overflow",
-        "an entry of the send queue is free only once a completion of it, or of one behind it, was \
+        "an entry of the send queue becomes free only when its completion, or a later one, is \
          polled; ibv_post_send fails with ENOMEM (IBA 10.8.6, 10.7.3.1)",
         "signal at least one request in each max_send_wr, and poll it before posting more";
     /// The completions that may come do not fit their queue.
@@ -84,56 +85,57 @@ kinds! {
          outstanding at once, or poll it before posting more";
     /// A message found no receive.
     MissingReceive = "missing-receive",
-        "the sender is told to wait and try again, which costs milliseconds, and after rnr_retry \
-         times its request fails (IBA 9.7.5.2.8); what is not reliable is lost",
-        "post receives before the peer can know that it may send, and keep enough of them posted";
+        "the sender must wait and retry, which costs milliseconds, and after rnr_retry retries \
+         its request fails (IBA 9.7.5.2.8); an unreliable message is lost",
+        "post receives before the peer may send, and keep enough of them posted";
     /// A queue pair was asked for a transition that does not exist.
     IllegalTransition = "illegal-transition",
-        "ibv_modify_qp fails with EINVAL, and which of its attributes an adapter has taken is not \
-         said (IBA 11.2.5.2, table 91)",
-        "go through INIT, RTR and RTS with the attributes that ibv_modify_qp(3) demands for each";
+        "ibv_modify_qp fails with EINVAL, and it is unknown which attributes the adapter has \
+         applied (IBA 11.2.5.2, table 91)",
+        "go through INIT, RTR and RTS with the attributes that ibv_modify_qp(3) requires for \
+         each";
     /// A request was refused when it was posted.
     RefusedPost = "refused-post",
-        "ibv_post_send and ibv_post_recv fail on every adapter; some write the request before they \
-         find out (IBA 11.4.1)",
+        "ibv_post_send and ibv_post_recv fail on every adapter; some write the request before \
+         they notice (IBA 11.4.1)",
         "stay within the queue pair's caps (max_send_sge, max_inline_data), post only in states \
-         that allow it, and look at the result of the call";
+         that allow it, and check the result of the call";
     /// A queue pair was destroyed while sends were outstanding.
     DestroyedInUse = "destroyed-in-use",
-        "whether the requests are still executed is not known, and no completion will tell; their \
-         buffers may be accessed until the adapter has stopped (IBA 10.2.4.5)",
-        "poll the completions of what was sent, or go to the error state and poll the flushed \
+        "it is unknown whether the requests are still executed, and no completion arrives; the \
+         adapter may access their buffers until it has stopped (IBA 10.2.4.5)",
+        "poll the completions of the sends, or go to the error state and poll the flushed \
          requests, before ibv_destroy_qp";
     /// A queue pair was moved to RESET while sends were outstanding.
     ResetInUse = "reset-in-use",
-        "the requests vanish, no completion tells whether they were executed, and completions of them \
-         that were not polled may vanish as well (IBA 10.3.1)",
-        "poll the completions of what was sent, or go to the error state and poll the flushed \
+        "the requests vanish without completions, so it is unknown whether they were executed, \
+         and completions that were not polled may vanish, too (IBA 10.3.1)",
+        "poll the completions of the sends, or go to the error state and poll the flushed \
          requests, before the queue pair goes to RESET";
     /// An address handle was destroyed while a datagram to it was outstanding.
     AhInUse = "ah-in-use",
         "an adapter may read the address when it sends, not when the request is posted: the datagram \
          goes nowhere, or somewhere else (IBA 11.2.2.4)",
-        "poll the completion of what was sent to it before ibv_destroy_ah";
+        "poll the completions of the sends to it before ibv_destroy_ah";
     /// A datagram does not fit the MTU.
     DatagramTooLong = "datagram-too-long",
-        "a message of an unreliable datagram is one packet: one that is longer than the MTU is not sent, \
-         and its completion may be a success all the same (IBA C10-93.1.1)",
-        "send at most active_mtu of ibv_query_port(3), in several datagrams if need be";
+        "an unreliable datagram is one packet: a message longer than the MTU is not sent, and \
+         may still complete successfully (IBA C10-93.1.1)",
+        "send at most active_mtu bytes (ibv_query_port(3)), in several datagrams if necessary";
     /// More private data were given than connection management of InfiniBand carries.
     PrivateData = "private-data",
         "rdma_connect, rdma_accept and rdma_reject fail with EINVAL on InfiniBand and RoCE, where a REQ \
          has room for 56 bytes, a REP for 196, a REJ for 148 (IBA 12.6), less the addresses of rdma_cm",
-        "keep within 56 bytes for rdma_connect (180 for datagrams), 196 for rdma_accept (136 for \
-         datagrams) and 148 for rdma_reject; send what is longer over the connection";
+        "use at most 56 bytes for rdma_connect (180 for datagrams), 196 for rdma_accept (136 for \
+         datagrams) and 148 for rdma_reject; send longer data over the connection";
     /// Memory was used while a write of a peer to it was only partly placed.
     WriteOrder = "write-order",
-        "the bytes of writes become visible in any order until a completion orders them: that the \
-         last byte is there, or a flag that was written later, says nothing of those before it \
-         (IBA 9.5; RFC 5040 5.5)",
-        "have the peer end with a send or a write with immediate, and wait for its completion; or \
-         poll a word that the peer changes by an atomic; or ask ibv_query_qp_data_in_order(3), \
-         which knows of adapters that keep the order within a write";
+        "the bytes of writes become visible in any order until a completion orders them: when \
+         the last byte or a later flag is there, the bytes before it may not be (IBA 9.5; RFC \
+         5040 5.5)",
+        "let the peer end with a send or a write with immediate, and wait for its completion; or \
+         poll a word that the peer changes by an atomic; or call ibv_query_qp_data_in_order(3), \
+         which reports adapters that keep the order within a write";
 }
 
 /// Something that a program did.

@@ -365,7 +365,7 @@ fn get(staged: &Staged, net: &Net) -> Result<(), String> {
 
 /// Everything comes back, and then the end.
 fn nc(staged: &Staged, net: &Net) -> Result<(), String> {
-    let _server = start(net.tool(staged, &["pingpong", "--wait"]), "sending back")?;
+    let _server = start(net.tool(staged, &["pingpong", "--wait"]), "returning everything")?;
     let text = "knots on a string\n".repeat(500);
     for _ in 0..3 {
         let ended = run(net.command("python3", &["-c", NC, net.adapter(), "5002", &text]))?;
@@ -390,7 +390,7 @@ fn shared(staged: &Staged, net: &Net) -> Result<(), String> {
     };
     let path = folder.0.display().to_string();
     let server = start(program(&["serve", &path]), "serving")?;
-    let _echo = start(program(&["pingpong", "--wait"]), "sending back")?;
+    let _echo = start(program(&["pingpong", "--wait"]), "returning everything")?;
     for size in SIZES {
         if fetch(net, &folder, &net.url(&size.to_string()), &[])? != noise(size) {
             return Err(format!("  others than these {size} octets came"));
@@ -425,9 +425,9 @@ fn has_round_trips(ended: &Ended, count: u64, protocol: &str) -> bool {
 fn pingpong(staged: &Staged, net: &Net, queue_pair_asks: bool) -> Result<(), String> {
     let serve = ["pingpong", "--wait"];
     let _server = if queue_pair_asks {
-        start(net.socket_tool(staged, &serve), "sending back")?
+        start(net.socket_tool(staged, &serve), "returning everything")?
     } else {
-        start(net.tool(staged, &serve), "sending back")?
+        start(net.tool(staged, &serve), "returning everything")?
     };
     for (size, protocol) in
         [("1", "--wait"), ("20000", "--wait"), ("1", "--udp"), ("1400", "--udp")]
@@ -494,7 +494,8 @@ fn udp_link(staged: &Staged) -> Result<(), String> {
         command.args(&words[1..]).args(args);
         command
     };
-    let mut server = start(quipu(&["--link", "udp:127.0.0.1:4790", "--wait"]), "sending back")?;
+    let mut server =
+        start(quipu(&["--link", "udp:127.0.0.1:4790", "--wait"]), "returning everything")?;
     let said = server.said();
     // LINK: ADDRESS, MTU ...
     let address = said.split_once(": ").and_then(|(_, rest)| rest.split_once(','));

@@ -58,7 +58,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     fn hello(&self, id: EndpointId, peer: &Name, tag: Tag) -> Hello {
         let (port, incarnation) = (self.port, self.incarnation);
-        let from = Name { port, endpoint: id.index(), incarnation };
+        let place = Name { port, endpoint: id.index(), incarnation };
+        let from = self.name(id).unwrap_or(place);
         Hello { from, endpoint: peer.endpoint, incarnation: peer.incarnation, tag }
     }
 

@@ -149,6 +149,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             tag: Tag::NONE,
             translations: vec![None; TABLE],
             segment: None,
+            public: None,
             is_running: false,
         });
         let at = id.index() as usize;
@@ -225,8 +226,18 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     ///
     /// There is no such endpoint.
     pub fn name(&self, id: EndpointId) -> Result<Name, CallError> {
-        self.endpoint(id)?;
-        Ok(Name { port: self.port, endpoint: id.index(), incarnation: self.incarnation })
+        let place = Name { port: self.port, endpoint: id.index(), incarnation: self.incarnation };
+        Ok(self.endpoint(id)?.public.unwrap_or(place))
+    }
+
+    /// Gives an endpoint another name: that of an address at which it alone takes connections.
+    ///
+    /// # Errors
+    ///
+    /// There is no such endpoint.
+    pub fn set_name(&mut self, id: EndpointId, name: Name) -> Result<(), CallError> {
+        self.endpoint_mut(id)?.public = Some(name);
+        Ok(())
     }
 
     /// The tag that messages to an endpoint must have.

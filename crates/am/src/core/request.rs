@@ -119,8 +119,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Whether a name is that of an own endpoint.
     fn is_own(&self, id: EndpointId, name: &Name) -> bool {
-        let here = name.port == self.port && name.endpoint == id.index();
-        here && (name.incarnation == 0 || name.incarnation == self.incarnation)
+        let Ok(own) = self.name(id) else { return false };
+        let any = name.incarnation == 0 || name.incarnation == own.incarnation;
+        (name.port, name.endpoint) == (own.port, own.endpoint) && any
     }
 
     /// Sends a request to the peer at an index of the translation table.

@@ -178,7 +178,7 @@ impl<D: Device> End for SmoltcpEnd<'_, D> {
             }
             let socket = sockets.get_mut::<tcp::Socket<'_>>(*handle);
             if !socket.may_recv() {
-                ensure!(socket.recv_queue() == 0, "octets behind the end");
+                ensure!(socket.recv_queue() == 0, "octets after the end");
                 return Ok(Some(0));
             }
             let got = socket.recv_slice(buffer).map_err(|error| anyhow!("receiving: {error}"))?;

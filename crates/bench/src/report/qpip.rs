@@ -222,7 +222,7 @@ pub(crate) fn plot(results: &Results) -> String {
         // Below the first.
         charts.insert(1, super::goodput::chart((0, 1), results));
     }
-    let title = "QPIP beside the kernel's sockets on packet links";
+    let title = "QPIP compared with the kernel's sockets on packet links";
     page(title, &results.machine.sentence(), &charts)
 }
 

@@ -19,7 +19,8 @@ pub(crate) fn plot(results: &Results) -> String {
             charts.push(Chart::new((column, row), title, [Unit::Bytes, Unit::Of(unit)], lines));
         }
     }
-    let title = format!("Quipu beside floors and peers: medians of {} rounds", results.rounds);
+    let title =
+        format!("Quipu compared with floors and peers: medians of {} rounds", results.rounds);
     page(&title, &results.machine.sentence(), &charts)
 }
 

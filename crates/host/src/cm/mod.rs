@@ -409,7 +409,7 @@ impl Manager {
             // streams that had something before: a program expects its peer's next request after the
             // event that the connection before it stands.
             if let Err(error) = self.admit(stream, fd, peer) {
-                tracing::warn!(%error, "a connection is turned away");
+                tracing::warn!(%error, "a connection is refused");
                 self.cm.handle_lost(now, stream, Loss::Closed);
             }
         }

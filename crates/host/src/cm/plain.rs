@@ -108,8 +108,8 @@ impl Manager {
         let peer = id.and_then(|id| self.cm.route(id).ok()).and_then(|route| route.dst);
         tracing::warn!(
             peer = %peer.map_or_else(|| "?".into(), |peer| peer.to_string()),
-            "the client has not asked for peer-to-peer mode and is silent, and the program sends \
-             first: sending, which RFC 5044 7.1.2 does not allow; set \
+            "the client did not request peer-to-peer mode and is silent, and the program wants \
+             to send: sending first, against RFC 5044 7.1.2; set \
              QUIPU_IWARP_SPEAK_FIRST_MS=never to wait for the client"
         );
     }

@@ -77,7 +77,7 @@ impl Manager {
             let sent = Socket::bind(from, true, Options::default())
                 .and_then(|socket| udp::send(&socket.fd, None, to, bytes));
             if let Err(error) = sent {
-                tracing::debug!(%error, "an answer is lost");
+                tracing::debug!(%error, "cannot send a reply");
             }
             return;
         }
@@ -86,10 +86,10 @@ impl Manager {
             // the system tells if nobody has the port.
             let connected = socket.map(|socket| sys::connect(&socket.fd, to));
             if let Some(Err(error)) = connected {
-                tracing::debug!(%error, "a look-up is lost");
+                tracing::debug!(%error, "cannot send a service ID request");
             }
             if let Err(error) = self.watch_socket(via) {
-                tracing::warn!(%error, "no answer will be heard");
+                tracing::warn!(%error, "cannot receive replies");
             }
         }
         let Some(socket) = self.sockets.get(index).and_then(Option::as_ref) else { return };
@@ -103,7 +103,7 @@ impl Manager {
         };
         match sent {
             Ok(()) => self.sights.sent(&socket.fd, from, to, bytes),
-            Err(error) => tracing::debug!(%error, "a datagram is lost"),
+            Err(error) => tracing::debug!(%error, "cannot send a datagram"),
         }
     }
 

@@ -458,7 +458,7 @@ impl Elsewhere<'_> {
         let Carriage { traffic_class, hop_limit } = carriage;
         if hop_limit == Some(0) {
             // The other end would take it for the usual one.
-            return Err(Fault::Invalid("with a hop limit of 0 nothing leaves").into());
+            return Err(Fault::Invalid("the hop limit must be at least 1").into());
         }
         let hop_limit = hop_limit.unwrap_or(0);
         self.order(&Call::Carry { qp: qp.0, traffic_class, hop_limit })

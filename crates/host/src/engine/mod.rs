@@ -362,7 +362,10 @@ impl Inner {
     #[cold]
     fn give_up(&self) -> EngineError {
         if self.birthplace.leave() {
-            tracing::error!("the program has closed descriptors of the engine, which is dead now");
+            tracing::error!(
+                "the program closed file descriptors of the engine, so the device no \
+                longer works"
+            );
         }
         EngineError::EngineGone
     }
@@ -521,7 +524,8 @@ fn open_qpip(
 /// Makes sure that nobody on the link has an address of the adapter, as far as that can be found out at once.
 fn ask_for_addresses(wanted: &QpipConfig, link: &mut dyn PacketLink) -> Result<(), OpenError> {
     let addresses: Vec<_> = wanted.addresses.iter().map(|(address, _)| *address).collect();
-    let gone = |error| LinkError::new(&wanted.link, "asking whether the addresses are free", error);
+    let gone =
+        |error| LinkError::new(&wanted.link, "checking whether the addresses are free", error);
     match packet::occupied(link, &addresses).map_err(gone)? {
         None => Ok(()),
         Some((address, Occupant::Kernel)) => {

@@ -131,15 +131,15 @@ struct Peer {
 enum Broken {
     #[error("the peer is gone")]
     Gone,
-    #[error("the peer said what no engine of this version says")]
+    #[error("the peer sent a message that no engine of this version sends")]
     Nonsense,
-    #[error("no agreement in time")]
+    #[error("the handshake took too long")]
     TimedOut,
-    #[error("the peer reads none of its messages")]
+    #[error("the peer does not read its messages")]
     Deaf,
     #[error("the peer did not finish an access to memory that is no longer registered")]
     Restless,
-    #[error("no memory to share: {0}")]
+    #[error("cannot create shared memory: {0}")]
     NoMemory(io::Error),
     #[error(transparent)]
     Adapter(#[from] Fault),
@@ -237,7 +237,7 @@ impl Links {
         match listening {
             Ok(fd) => self.listeners.push(Some(fd)),
             Err(error) => {
-                tracing::warn!(%error, "engines of this host cannot find this one; TCP serves them");
+                tracing::warn!(%error, "peers on this host cannot find this engine, and use TCP");
             }
         }
     }
@@ -336,7 +336,7 @@ impl Links {
                 // A caller beyond the limit hears the socket close, and goes by TCP.
                 Accepted::Connection(fd, ()) if self.in_setup.len() < SETUP_MAX => {
                     if let Err(error) = self.add(now, fd, State::AwaitKnock, None) {
-                        tracing::debug!(%error, "a caller of this host is turned away");
+                        tracing::debug!(%error, "a connection from this host is refused");
                     }
                 }
                 Accepted::Connection(..) => {}
@@ -365,7 +365,10 @@ impl Links {
     /// Has callers refused at once, where they could be neither taken nor turned away: they would keep
     /// the listener readable for ever, and wait.
     fn stop_listening(&mut self, index: u32) {
-        tracing::warn!("out of descriptors; engines of this host go by TCP; raise ulimit -n");
+        tracing::warn!(
+            "out of file descriptors; peers on this host are reached by TCP; raise \
+            ulimit -n"
+        );
         if let Some(listener) = self.listeners[index as usize].take() {
             self.epoll.remove(&listener);
         }
@@ -530,7 +533,7 @@ impl Links {
         peer.alive.store(false, Ordering::Release);
         match peer.state {
             State::Up(link) => {
-                tracing::debug!(pid = peer.pid, %reason, "link ends");
+                tracing::debug!(pid = peer.pid, %reason, "a shared-memory link ended");
                 adapter.handle_link_down(now, link);
             }
             _ => {

@@ -45,13 +45,13 @@ impl Proof {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Obstacle {
     /// The system call itself is forbidden or missing.
-    #[error("process_vm_readv does not work even on this very process ({0}): a sandbox forbids it")]
+    #[error("process_vm_readv fails even on this process itself ({0}): a sandbox forbids it")]
     Forbidden(io::Error),
     /// The peer lives in a PID namespace where it has no number here.
     #[error("the peer is in another PID namespace")]
     Namespace,
     /// The kernel refuses this peer.
-    #[error("the kernel refuses ({error}; Yama ptrace_scope is {scope})")]
+    #[error("the kernel refuses access ({error}; Yama ptrace_scope is {scope})")]
     Refused {
         /// Its answer.
         error: io::Error,
@@ -59,10 +59,10 @@ pub(crate) enum Obstacle {
         scope: String,
     },
     /// The peer wants nobody in its memory.
-    #[error("the peer does not want it")]
+    #[error("the peer does not allow it")]
     Unwanted,
     /// What was read is not the peer's proof.
-    #[error("the process with the peer's number is not the peer")]
+    #[error("another process has the peer's process number")]
     Stranger,
 }
 

@@ -125,7 +125,8 @@ fn create_exactly(name: &CStr, len: usize, writers: Writers) -> io::Result<(Owne
 pub(crate) fn close(fd: &OwnedFd) -> io::Result<()> {
     // Linux 5.1. Where it is missing the peer is trusted.
     if let Err(error) = seal(fd, libc::F_SEAL_FUTURE_WRITE) {
-        tracing::debug!(%error, "a peer may write to a shared segment, and take pages out of it");
+        tracing::debug!(%error, "cannot seal a shared segment, so a peer may write to it and \
+            punch holes into it");
     }
     seal(fd, libc::F_SEAL_SEAL)
 }
@@ -186,11 +187,11 @@ pub(crate) fn settled(fd: &OwnedFd) -> io::Result<Settled> {
     // SAFETY: F_GET_SEALS takes no pointer. What is no memory file answers with an error.
     let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
     if seals & SIZE_SEALS != SIZE_SEALS {
-        return Err(io::Error::other("the peer's segment could change its size"));
+        return Err(io::Error::other("the size of the peer's segment is not sealed"));
     }
     // Of huge pages there may be none when one is touched, which is a fatal signal.
     if file_system(fd)? != libc::TMPFS_MAGIC {
-        return Err(io::Error::other("the peer's segment has not the usual pages"));
+        return Err(io::Error::other("the peer's segment does not have pages of the usual size"));
     }
     // SAFETY: all zeroes is a valid stat, and the kernel fills in one.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -318,7 +319,7 @@ mod tests {
             // Only the size of the file is set: no page is reserved, so this needs none.
             Ok(fd) => {
                 let refused = attach(&fd, Writers::Both, MAX_BYTES).unwrap_err();
-                assert!(refused.to_string().contains("usual pages"), "{refused}");
+                assert!(refused.to_string().contains("usual size"), "{refused}");
             }
             Err(error) => println!("no huge pages here: {error}"),
         }

@@ -182,7 +182,7 @@ impl Links {
             peer_memory: access.then(|| Arc::new(memory()) as Arc<dyn PeerMemory>),
             peer_directory: shown.directory,
         })?;
-        tracing::debug!(pid = peer.pid, access, "link stands");
+        tracing::debug!(pid = peer.pid, access, "a shared-memory link is established");
         socket::take_no_descriptors(&peer.fd);
         peer.state = State::Up(link);
         self.by_link.insert(link, slot);

@@ -160,7 +160,7 @@ impl Windows {
         let range = self.windows[index].range;
         let opened = match range.len <= MAPPED_MAX - mapped {
             true => self.map(range),
-            false => Err(io::Error::other("the peer shares more than can be mapped")),
+            false => Err(io::Error::other("the peer shares more memory than can be mapped")),
         };
         self.windows[index].view = match opened {
             Ok(segment) => View::Open(segment),

@@ -138,11 +138,11 @@ impl Acceptor {
         drop(sys::with_more_descriptors(take));
         self.refill();
         if self.reserve.is_some() {
-            tracing::warn!("out of descriptors: a connection is turned away; raise ulimit -n");
+            tracing::warn!("out of file descriptors: a connection is refused; raise ulimit -n");
             return Accepted::Refused;
         }
         // Somebody else has taken the descriptor meanwhile.
-        tracing::warn!("out of descriptors: no connection can be taken; raise ulimit -n");
+        tracing::warn!("out of file descriptors: cannot accept a connection; raise ulimit -n");
         Accepted::Stuck
     }
 }

@@ -227,7 +227,7 @@ impl Net {
             return;
         };
         if let Err(error) = stream::limit_silence(&stream.fd, user_timeout_ns) {
-            tracing::warn!(%error, "a peer that vanishes will be noticed late");
+            tracing::warn!(%error, "cannot set keepalive: a peer that vanishes is noticed late");
         }
     }
 
@@ -316,7 +316,7 @@ impl Net {
         let slot = match self.add(Stream::new(fd, conn, peer, Phase::Open, READ)) {
             Ok(slot) => slot,
             Err(error) => {
-                tracing::warn!(%error, "a connection is turned away");
+                tracing::warn!(%error, "a connection is refused");
                 return adapter.handle_lost(now, conn, Loss::Unavailable);
             }
         };
@@ -404,7 +404,7 @@ impl Net {
             _ => self.epoll.modify(fd, interest, token),
         };
         if let Err(error) = changed {
-            tracing::warn!(%error, "a connection is given up");
+            tracing::warn!(%error, "a connection is closed");
             stream.interest = 0;
             self.lose(adapter, now, slot, Loss::Unavailable);
         }

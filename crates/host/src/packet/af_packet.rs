@@ -64,8 +64,8 @@ impl PacketSocket {
     ) -> Result<Self, LinkError> {
         let at = |what| LinkError::at(spec, what);
         let name = Name::new(name).map_err(at("the name of the interface"))?;
-        let features = features(name, wanted).map_err(at("looking at the interface"))?;
-        let fd = raw_socket().map_err(at("making a packet socket"))?;
+        let features = features(name, wanted).map_err(at("reading the interface's settings"))?;
+        let fd = raw_socket().map_err(at("creating a packet socket"))?;
         let (ring, index) =
             prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
         Ok(Self {
@@ -209,7 +209,7 @@ impl PacketLink for PacketSocket {
                         break;
                     }
                     refusal @ (Refusal::Congested | Refusal::Frame) => {
-                        tracing::debug!(%error, "the packet socket loses a frame");
+                        tracing::debug!(%error, "the packet socket lost a frame");
                         self.waiting.remove(1);
                         self.lost += u64::from(refusal == Refusal::Congested);
                         self.patience.dropped();

@@ -32,10 +32,10 @@ impl LinkError {
         let name = link.interface().unwrap_or_default();
         Self {
             link: link.to_string(),
-            what: "looking at the MTU",
+            what: "reading the MTU",
             source: io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{mtu} octets are less than the {MIN_MTU} of IPv6 (RFC 8200 5)"),
+                format!("{mtu} bytes are less than the {MIN_MTU} of IPv6 (RFC 8200 5)"),
             ),
             remedy: format!("widen the interface (ip link set {name} mtu {MIN_MTU})"),
         }
@@ -58,64 +58,67 @@ fn remedy(link: &LinkSpec, error: &io::Error) -> String {
     }
     match (link, error.raw_os_error()) {
         (LinkSpec::Xdp { .. }, Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) => format!(
-            "grant the rights to XDP (setcap cap_net_raw,cap_net_admin,cap_bpf+ep on the program, \
-             outside of user namespaces), or use packet:{name}, which needs cap_net_raw alone"
+            "grant the capabilities for XDP (setcap cap_net_raw,cap_net_admin,cap_bpf+ep on the \
+             program, outside of user namespaces), or use packet:{name}, which needs only \
+             cap_net_raw"
         ),
         (LinkSpec::Xdp { .. }, Some(libc::EBUSY | libc::EEXIST)) => format!(
-            "another XDP program or socket has the interface or the queue; choose another queue, \
-             remove it, or use packet:{name}"
+            "another XDP program or socket uses the interface or the queue; remove it, choose \
+             another queue, or use packet:{name}"
         ),
         (LinkSpec::Xdp { .. }, Some(libc::EINVAL)) => {
-            format!("name a queue that the interface has (ethtool -l {name}), or use packet:{name}")
+            format!("give a queue that the interface has (ethtool -l {name} lists them), or use \
+                packet:{name}")
         }
         (LinkSpec::Xdp { .. }, Some(libc::EOPNOTSUPP)) => {
-            format!("no XDP here; use packet:{name}")
+            format!("the kernel has no XDP sockets; use packet:{name}")
         }
         (LinkSpec::Tap { .. }, Some(libc::EPERM | libc::EACCES)) => format!(
-            "have an administrator make the device for you (ip tuntap add dev {name} mode tap \
-             vnet_hdr user YOU), or use a udp: link, which needs no rights"
+            "ask an administrator to create the device for you (ip tuntap add dev {name} mode \
+             tap vnet_hdr user YOU), or use a udp: link, which needs no privilege"
         ),
         (LinkSpec::Tap { .. }, Some(libc::EBUSY)) => {
-            "another process has it, or it is no TAP device; choose another name".to_owned()
+            "another process uses it, or it is not a TAP device; choose another name".to_owned()
         }
         (LinkSpec::Tap { .. }, Some(libc::EINVAL)) => format!(
-            "there is an interface {name}, and it is no TAP device, or one of several queues; \
-             choose another name, or make the device anew (ip tuntap add dev {name} mode tap \
+            "the interface {name} exists and is not a TAP device, or has several queues; choose \
+             another name, or create the device again (ip tuntap add dev {name} mode tap \
              vnet_hdr)"
         ),
         (LinkSpec::Namespace { .. }, Some(libc::EPERM | libc::EACCES | libc::ENOSPC)) => {
-            "let users make user namespaces (sysctl user.max_user_namespaces, on some systems \
+            "allow users to create user namespaces (sysctl user.max_user_namespaces, on some systems \
              kernel.unprivileged_userns_clone=1 or \
              kernel.apparmor_restrict_unprivileged_userns=0), or use a udp: link"
                 .to_owned()
         }
         (LinkSpec::Namespace { .. }, Some(libc::EINVAL)) => {
-            "choose an MTU from 1280 to 65521, and addresses that an interface may have".to_owned()
+            "choose an MTU from 1280 to 65521, and host addresses".to_owned()
         }
         (LinkSpec::Tap { .. } | LinkSpec::Namespace { .. }, Some(libc::ENOENT | libc::ENODEV)) => {
-            "load the module tun (modprobe tun), or let the container have /dev/net/tun".to_owned()
+            "load the module tun (modprobe tun), or give the container /dev/net/tun".to_owned()
         }
         (LinkSpec::Packet { .. }, Some(libc::EPERM | libc::EACCES)) => {
-            "grant the right to raw packets (setcap cap_net_raw+ep on the program), or use a tap: \
-             device that an administrator makes for you, or a udp: link, which needs no rights"
+            "grant the capability for raw packets (setcap cap_net_raw+ep on the program), or use \
+             a tap: device that an administrator creates for you, or a udp: link, which needs no \
+             privilege"
                 .to_owned()
         }
         (LinkSpec::Packet { .. } | LinkSpec::Xdp { .. }, Some(libc::EAFNOSUPPORT)) => {
-            format!("{name} is no Ethernet interface; name another, or use a udp: link")
+            format!("{name} is not an Ethernet interface; choose another, or use a udp: link")
         }
         (LinkSpec::Packet { .. } | LinkSpec::Xdp { .. }, Some(libc::EADDRINUSE)) => {
-            "the station address is the kernel's own there; choose another".to_owned()
+            "the kernel has this station address on that interface; choose another".to_owned()
         }
         (LinkSpec::Udp { .. }, Some(libc::EADDRNOTAVAIL)) => {
-            "name an address of this host (ip address)".to_owned()
+            "give an address of this host (ip address lists them)".to_owned()
         }
         (LinkSpec::Udp { .. }, Some(libc::EADDRINUSE)) => {
             "choose another port, or 0 for any".to_owned()
         }
         (_, Some(libc::ENODEV | libc::ENXIO)) => {
-            "name an interface that there is (ip link)".to_owned()
+            "give an existing interface (ip link lists them)".to_owned()
         }
-        (_, Some(libc::EMFILE)) => "raise the limit of open descriptors (ulimit -n)".to_owned(),
+        (_, Some(libc::EMFILE)) => "raise the limit of open file descriptors (ulimit -n)".to_owned(),
         _ => "see `quipu doctor`".to_owned(),
     }
 }
@@ -125,33 +128,37 @@ fn remedy_of_share(name: &str, user: Option<&str>, kind: io::ErrorKind) -> Optio
     Some(match kind {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => match user {
             None => format!(
-                "share one first, as this user: quipu nic --share {name} --link ...; or have root share it \
-                 with you: --user YOU behind that; if another user does, say so: share:{name},user=USER"
+                "share one first, as this user: quipu nic --share {name} --link ...; or ask root \
+                 to share one with you (add --user YOU); if another user shares it, use \
+                 share:{name},user=USER"
             ),
             Some(user) => format!(
-                "have {user} share one with you: quipu nic --share {name} --user YOU --link ..."
+                "ask {user} to share one with you: quipu nic --share {name} --user YOU --link \
+                 ..."
             ),
         },
         io::ErrorKind::PermissionDenied => format!(
-            "have it shared with you, by --user YOU or a --group that you are in behind quipu nic --share \
-             {name}; a program is in the groups that its user had at login"
+            "ask for it to be shared with you: quipu nic --share {name} with --user YOU or one \
+             of your groups (--group); a program has the groups that its user had at login"
         ),
         io::ErrorKind::InvalidInput => {
-            "name a user that there is (getent passwd), or its number".to_owned()
+            "give an existing user (getent passwd lists them), or a number".to_owned()
         }
-        io::ErrorKind::ResourceBusy => "end a program that uses it, or share another adapter under another \
-                                        name: quipu nic --share NAME --link ..."
+        io::ErrorKind::ResourceBusy => "end a program that uses it, or share another adapter \
+            with another name: quipu nic --share NAME --link ..."
             .to_owned(),
         io::ErrorKind::Unsupported => {
-            "run both with the same version of Quipu: share the adapter anew, or rebuild the program".to_owned()
+            "run both with the same version of Quipu: share the adapter again, or rebuild the \
+             program"
+                .to_owned()
         }
         io::ErrorKind::TimedOut => format!(
-            "look whether it was stopped (kill -CONT lets it go on), or end it and share the adapter anew: \
-             quipu nic --share {name} --link ..."
+            "check whether it is stopped (kill -CONT continues it), or end it and share the \
+             adapter again: quipu nic --share {name} --link ..."
         ),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
-            "it has ended, or cannot serve one more program: see what it has said, and share the adapter \
-             anew if it is gone: quipu nic --share {name} --link ..."
+            "it has ended, or cannot serve another program: read its messages, and share the \
+             adapter again if it has ended: quipu nic --share {name} --link ..."
         ),
         _ => return None,
     })
@@ -170,9 +177,9 @@ mod tests {
         assert!(nobody.contains("quipu nic --share lab --link"), "{nobody}");
         assert!(nobody.contains("share:lab,user=USER"), "{nobody}");
         let of_another = said("share:lab,user=alice", io::ErrorKind::NotFound);
-        assert!(of_another.contains("have alice share one with you"), "{of_another}");
+        assert!(of_another.contains("ask alice to share one with you"), "{of_another}");
         let stranger = said("share:lab", io::ErrorKind::PermissionDenied);
-        assert!(stranger.contains("--user YOU or a --group"), "{stranger}");
+        assert!(stranger.contains("--user YOU or one of your groups"), "{stranger}");
     }
 
     #[test]

@@ -39,9 +39,9 @@ impl Step {
     /// What failed if the child came no further.
     fn what(self) -> &'static str {
         match self {
-            Self::Unshare => "making a user namespace",
+            Self::Unshare => "creating a user namespace",
             Self::MapUser => "becoming root in a user namespace",
-            Self::Device => "making a TAP device in a user namespace",
+            Self::Device => "creating a TAP device in a user namespace",
             Self::SetUp | Self::Done => "setting up the TAP device in the user namespace",
         }
     }
@@ -84,12 +84,12 @@ pub(super) fn open(
         user_map: format!("0 {user} 1\n"),
         group_map: format!("0 {group} 1\n"),
     };
-    let (ours, childs) = pair().map_err(at("making a pair of sockets"))?;
+    let (ours, childs) = pair().map_err(at("creating a pair of sockets"))?;
     let child = start(&order, &childs).map_err(at("starting a process"))?;
     drop(childs);
     let answer = receive(&ours);
     reap(child);
-    let (report, fds) = answer.map_err(at("hearing from the process in the user namespace"))?;
+    let (report, fds) = answer.map_err(at("receiving from the process in the user namespace"))?;
     let step = Step::ALL.get(usize::from(report.step)).copied().unwrap_or(Step::Unshare);
     if step != Step::Done || report.errno != 0 {
         let source = io::Error::from_raw_os_error(report.errno);

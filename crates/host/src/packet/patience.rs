@@ -51,8 +51,8 @@ impl Patience {
         if over {
             if self.ended.is_none() {
                 tracing::warn!(
-                    "the interface takes no frame for {PATIENCE:?}: it is stuck, or something on it drops \
-                     frames that the adapter sends"
+                    "the interface has taken no frame for {PATIENCE:?}: it is stuck, or a filter \
+                     on it drops the adapter's frames"
                 );
             }
             (self.ended, self.passes) = (Some(now), None);

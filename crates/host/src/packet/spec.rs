@@ -83,7 +83,7 @@ pub struct Station(pub [u8; 6]);
 
 /// What somebody wrote that names no link.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} names no link: {problem}")]
+#[error("{text:?} is not a link: {problem}")]
 pub struct SpecError {
     /// What it was.
     pub text: String,
@@ -94,22 +94,25 @@ pub struct SpecError {
 const KINDS: &str =
     "expected tap:NAME, packet:INTERFACE, xdp:INTERFACE, ns:NAME, udp:ADDRESS:PORT or share:NAME";
 const SHARE: &str = "a shared adapter has a name of 1 to 32 letters, digits, dots, - or _";
-const OWNER: &str = "expected user=USER behind the comma, once: who shares the adapter";
+const OWNER: &str = "expected user=USER once after the comma: the user who shares the adapter";
 const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
-const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX behind the comma, once";
-const XDP: &str = "expected queue=NUMBER or station=XX:XX:XX:XX:XX:XX behind a comma";
+const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX once after the comma";
+const XDP: &str = "expected queue=NUMBER or station=XX:XX:XX:XX:XX:XX after a comma";
 const QUEUE: &str = "a queue has a number from 0 to 4095";
 const NAMESPACE: &str =
-    "expected address=IP/PREFIX, mtu=OCTETS or station=XX:XX:XX:XX:XX:XX behind a comma";
-const ADDRESS: &str = "an address has a prefix, like 10.9.0.1/24 or fd09::1/64";
+    "expected address=IP/PREFIX, mtu=BYTES or station=XX:XX:XX:XX:XX:XX after a comma";
+const ADDRESS: &str = "an address needs a prefix length, like 10.9.0.1/24 or fd09::1/64";
 const MTU: &str = "the MTU is a number from 1280 to 65521";
-const STATION: &str = "a station address is six octets like 02:00:00:00:00:01, and no group's";
+const STATION: &str = "a station address has six bytes like 02:00:00:00:00:01, and is not a \
+    multicast address";
 const BIND: &str = "expected an address and a port, like 192.0.2.1:4000 or [2001:db8::1]:4000";
-const UNSPECIFIED: &str = "expected the address by which others reach this host";
-const TWICE: &str = "expected each inner address and each place of a peer once";
+const UNSPECIFIED: &str = "expected the address by which peers reach this host, not a wildcard \
+    or multicast address";
+const TWICE: &str = "expected each inner address and each outer address of a peer once";
 const PEER: &str = "expected peer=INNER@ADDRESS:PORT, like peer=fd00::2@[2001:db8::2]:4000";
-const FAMILY: &str = "peers must be found by the same version of IP";
-const DERIVED: &str = "a peer's inner address outside of fd51:7069:7075::/48, which means places";
+const FAMILY: &str = "the outer addresses of peers must have the same IP version as the link";
+const DERIVED: &str = "expected a peer's inner address outside of fd51:7069:7075::/48, which is \
+    derived from IPv4 addresses";
 
 impl LinkSpec {
     /// The network interface that it names, if any.

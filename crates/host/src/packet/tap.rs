@@ -136,7 +136,7 @@ impl Tap {
                         self.congested = true;
                         break;
                     }
-                    Refusal::Frame => tracing::debug!(%error, "the TAP device loses a frame"),
+                    Refusal::Frame => tracing::debug!(%error, "the TAP device lost a frame"),
                     Refusal::Gone => return Err(error),
                 }
             }

@@ -114,7 +114,7 @@ impl UdpLink {
                 // A path narrower than the interface, an interface that computes no checksums, an old kernel.
                 Refusal::Frame if pieces > 1 => self.singly = SINGLY,
                 Refusal::Frame => {
-                    tracing::debug!(%error, "the UDP link loses a packet");
+                    tracing::debug!(%error, "the UDP link lost a packet");
                     self.waiting.remove(1);
                     self.singly = self.singly.saturating_sub(1);
                 }
@@ -166,7 +166,7 @@ impl PacketLink for UdpLink {
         let Some(inner) = address_at(&bytes[..frame.len], DESTINATION) else { return };
         match self.place(inner) {
             Some(to) => self.waiting.push(Note { len: frame.len, to: Some(to) }),
-            None => tracing::debug!(%inner, "no place of the UDP link has this address"),
+            None => tracing::debug!(%inner, "no peer of the UDP link has this address"),
         }
     }
 

@@ -62,8 +62,9 @@ impl TooLong {
     pub(super) fn lose(&mut self) {
         if self.lost == 0 {
             tracing::warn!(
-                "the link brings segments in trains of more than 64 KiB (BIG TCP), which are lost: set \
-                 gso_max_size, gro_max_size and gso_ipv4_max_size, gro_ipv4_max_size of the interfaces to 65536"
+                "the link delivers coalesced segments of more than 64 KiB (BIG TCP), which are \
+                 lost: set gso_max_size, gro_max_size, gso_ipv4_max_size and gro_ipv4_max_size \
+                 of the interfaces to 65536"
             );
         }
         self.lost += 1;

@@ -108,7 +108,7 @@ pub(super) fn watch() {
         // SAFETY: the handlers are functions of the required type, which live as long as the program.
         let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         if result != 0 {
-            tracing::warn!("cannot watch for fork; children share registered memory");
+            tracing::warn!("cannot detect fork; children share registered memory");
         }
     });
 }

@@ -331,7 +331,7 @@ impl Books {
     /// A file for pages that are to be replaced.
     fn file_to_convert(&self, len: usize) -> io::Result<OwnedFd> {
         if self.made >= MAX_MAPPINGS {
-            let many = "there are as many mappings of shared pages as there can be";
+            let many = "the limit of mappings of shared pages is reached";
             return Err(io::Error::other(many));
         }
         self.file(len)
@@ -358,7 +358,7 @@ impl Books {
     /// A file for one more range.
     fn file(&self, len: usize) -> io::Result<OwnedFd> {
         if self.ranges.len() >= MAX_SHARED {
-            return Err(io::Error::other("there are as many shared ranges as there can be"));
+            return Err(io::Error::other("the limit of shared ranges is reached"));
         }
         ANY.store(true, Ordering::Release);
         // Who asks for more than this gets a signal.

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Why no station can have an address with a prefix of this length; `None` if one can.
 pub(super) fn flaw(address: IpAddr, len: u8) -> Option<&'static str> {
     match address {
-        _ if address.is_unspecified() => Some("it is nobody's address"),
-        _ if address.is_multicast() => Some("it is the address of a group"),
-        _ if address.is_loopback() => Some("it is that of each host itself"),
+        _ if address.is_unspecified() => Some("it is the unspecified address"),
+        _ if address.is_multicast() => Some("it is a multicast address"),
+        _ if address.is_loopback() => Some("it is a loopback address"),
         IpAddr::V4(address) => flaw_v4(address, len),
         IpAddr::V6(address) => flaw_v6(address, len),
     }
@@ -18,7 +18,7 @@ fn flaw_v4(address: Ipv4Addr, len: u8) -> Option<&'static str> {
     let hosts = u32::MAX.checked_shr(len.into()).unwrap_or(0);
     match address.octets()[0] {
         _ if address.is_broadcast() => Some("it is the broadcast address of every network"),
-        0 => Some("addresses that begin with 0 are nobody's"),
+        0 => Some("addresses that begin with 0 are reserved"),
         240.. => Some("addresses from 240.0.0.0 on are reserved"),
         _ if len >= 31 => None,
         _ if address.to_bits() & hosts == hosts => {
@@ -33,7 +33,7 @@ fn flaw_v4(address: Ipv4Addr, len: u8) -> Option<&'static str> {
 fn flaw_v6(address: Ipv6Addr, len: u8) -> Option<&'static str> {
     let stations = u128::MAX.checked_shr(len.into()).unwrap_or(0);
     if address.to_ipv4_mapped().is_some() {
-        Some("it is one of IPv4 in the clothes of IPv6, which is on no wire")
+        Some("it is an IPv4-mapped IPv6 address, which no wire carries")
     } else if len < 127 && address.to_bits() & stations == 0 {
         Some("it is the address of all routers of its network")
     } else {
@@ -87,13 +87,13 @@ mod tests {
             ("10.9.0.0/24", "network itself"),
             ("240.0.0.1/8", "reserved"),
             ("0.1.2.3/8", "begin with 0"),
-            ("224.0.0.1/4", "group"),
-            ("127.0.0.1/8", "host itself"),
+            ("224.0.0.1/4", "multicast"),
+            ("127.0.0.1/8", "loopback"),
             ("::ffff:1.2.3.4/96", "IPv4"),
             ("fd00::/64", "routers"),
             ("fd00:0:0:1::/64", "routers"),
-            ("ff02::1/64", "group"),
-            ("::/64", "nobody"),
+            ("ff02::1/64", "multicast"),
+            ("::/64", "unspecified"),
         ] {
             assert!(flaw(bad).contains(word), "{bad}: {}", flaw(bad));
         }

@@ -88,8 +88,14 @@ impl QpipConfig {
         }
         if let Some(list) = lookup("QUIPU_QPIP_GATEWAY")? {
             let read: Result<_, _> = list.split(',').map(|word| word.trim().parse()).collect();
-            config.gateways =
-                read.map_err(|_| bad("QUIPU_QPIP_GATEWAY", list, "IP addresses with commas"))?;
+            config.gateways = read.map_err(|_| {
+                bad(
+                    "QUIPU_QPIP_GATEWAY",
+                    list,
+                    "IP addresses separated by \
+                    commas",
+                )
+            })?;
         }
         Ok(Some(config))
     }
@@ -98,8 +104,7 @@ impl QpipConfig {
 /// The network of link-local addresses of IPv6.
 const LINK_LOCAL: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0));
 
-const ADDRESSES: &str =
-    "addresses with the lengths of their prefixes, such as 10.9.0.2/24,fd09::2/64";
+const ADDRESSES: &str = "addresses with prefix lengths, such as 10.9.0.2/24,fd09::2/64";
 
 fn bad(name: &'static str, value: String, expected: &'static str) -> ConfigError {
     ConfigError { name, value, expected }

@@ -222,7 +222,8 @@ impl Qpip {
         let Some((address, station)) = counters.and_then(|it| it.first_conflict) else { return };
         self.warned = true;
         let (link, station) = (&self.name, Station(station));
-        tracing::warn!(link, %address, %station, "another station has an address of the adapter");
+        tracing::warn!(link, %address, %station, "another station uses an address of the \
+            adapter; remove it from one of them");
     }
 
     /// Sends what the adapter has to send, as far as the link takes it. True if it took something, or the
@@ -321,7 +322,7 @@ impl Qpip {
         if self.is_gone() {
             return;
         }
-        tracing::error!(link = self.name, %error, "the packet link is gone");
+        tracing::error!(link = self.name, %error, "the packet link is gone; its queue pairs fail");
         self.state = State::Gone;
         self.misses = PATIENCE;
         (self.retry_at, self.look_at, self.has_more) = (None, None, false);

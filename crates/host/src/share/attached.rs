@@ -298,7 +298,7 @@ impl Attached {
                     break;
                 }
                 Ok(Some(_)) | Err(_) => {
-                    tracing::error!("the process that shares the adapter talks nonsense");
+                    tracing::error!("the process that shares the adapter sent an invalid message");
                     self.lose(&mut land);
                     return true;
                 }

@@ -67,16 +67,16 @@ pub(crate) struct Welcome {
 /// The process that shares the adapter has not answered in time.
 fn silent(process: libc::pid_t) -> io::Error {
     let number = if process > 0 { format!(" ({process})") } else { String::new() };
-    let why = format!("the process that shares it{number} does not answer");
+    let why = format!("the process that shares the adapter{number} does not answer");
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 fn nonsense() -> io::Error {
-    io::Error::other("the process that shares the adapter speaks another language")
+    io::Error::other("the process that shares the adapter uses another protocol")
 }
 
 fn other_version() -> io::Error {
-    let why = "the process that shares the adapter is of another version of Quipu";
+    let why = "the process that shares the adapter has another version of Quipu";
     io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
@@ -165,7 +165,11 @@ impl Calls {
         let (socket, owner) = reach(spots)?;
         let peer = socket::peer_credentials(&socket)?;
         if peer.uid != owner || !Account::User.is_one(peer.uid) {
-            let why = format!("a process of user {} is where only user {owner}'s can be", peer.uid);
+            let why = format!(
+                "a process of user {} has the socket that only user {owner} may \
+                have",
+                peer.uid
+            );
             return Err(io::Error::other(why));
         }
         let hello = Writer::default().word(HELLO).word(arena_bytes as u64);
@@ -320,7 +324,7 @@ impl Calls {
 
 /// Connects to whoever shares an adapter, in the first place where somebody does; whose that is.
 fn reach(spots: &[Spot]) -> io::Result<(OwnedFd, u32)> {
-    let none = "nobody who is trusted shares one under this name";
+    let none = "neither this user nor root shares an adapter with this name";
     let mut refusal = io::Error::new(io::ErrorKind::NotFound, none);
     for Spot { path, owner } in spots {
         match reach_at(path) {
@@ -328,7 +332,7 @@ fn reach(spots: &[Spot]) -> io::Result<(OwnedFd, u32)> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 let whose = if *owner == 0 { "root".into() } else { format!("user {owner}") };
-                let why = format!("{whose} shares it, but not with this user");
+                let why = format!("{whose} shares the adapter, but not with this user");
                 refusal = io::Error::new(io::ErrorKind::PermissionDenied, why);
             }
             Err(error) => refusal = error,
@@ -458,7 +462,7 @@ mod tests {
         };
         assert_eq!(welcome(HELLO), (io::ErrorKind::ResourceBusy, "full".into()));
         assert!(welcome(HELLO + 1).1.contains("another version"));
-        assert!(welcome(HELLO << 8).1.contains("another language"));
+        assert!(welcome(HELLO << 8).1.contains("another protocol"));
     }
 
     #[test]

@@ -55,17 +55,18 @@ const ARENA: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 30;
 pub enum ShareError {
     /// That is no name.
     #[error(
-        "{0:?} is no name for an adapter: expected 1 to 32 letters, digits, dots, - or _, and no .lock at the end"
+        "{0:?} is not a valid name for an adapter: use 1 to 32 letters, digits, dots, - or _, \
+         without .lock at the end"
     )]
     Name(String),
     /// The adapter is itself one that another process shares.
-    #[error("the adapter is another process's, which shares it; attach programs to {0}")]
+    #[error("another process shares this adapter; attach programs to {0}")]
     Elsewhere(LinkSpec),
     /// There is no folder for the socket.
-    #[error("there is no place for the socket of a shared adapter: {0}")]
+    #[error("cannot create the socket of a shared adapter: {0}")]
     Folder(#[source] io::Error),
     /// A process is there already.
-    #[error("another process shares an adapter as {0}; end it, or choose another name")]
+    #[error("another process shares an adapter with the name {0}; end it, or choose another name")]
     Taken(String),
     /// The system refuses.
     #[error("cannot share the adapter at {}: {source}", path.display())]
@@ -320,12 +321,12 @@ impl Server {
         any
     }
 
-    /// Says why a program is let go, and listens to it no more.
+    /// Says why a program is detached, and listens to it no more.
     fn let_go(&mut self, index: usize, ending: &Ending) {
         let (number, tenant) = self.tenants.swap_remove(index);
         match ending {
             Ending::Gone => tracing::info!(number, "a program has ended"),
-            _ => tracing::warn!(number, %ending, "a program is let go"),
+            _ => tracing::warn!(number, %ending, "a program is detached"),
         }
         for fd in [tenant.socket.as_raw_fd(), tenant.bell.as_raw_fd(), tenant.events] {
             self.epoll.remove(&fd);

@@ -71,13 +71,13 @@ struct Listening {
 /// Why a program is let go.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ending {
-    #[error("it has ended")]
+    #[error("the program ended")]
     Gone,
-    #[error("it has written nonsense: {0}")]
+    #[error("the program wrote an invalid value: {0}")]
     Nonsense(RingError),
-    #[error("it asks for what does not exist")]
+    #[error("the program asked for an object that does not exist")]
     BadCall,
-    #[error("its socket fails: {0}")]
+    #[error("the program's socket failed: {0}")]
     Socket(#[from] io::Error),
 }
 
@@ -551,7 +551,7 @@ impl Tenant {
             (cap.max_send_wr.saturating_add(cap.max_recv_wr), queue_bytes(&cap));
         let room = (MAX_QUEUE_BYTES - self.queue_bytes).min(MAX_QP_BYTES);
         if requests > MAX_REQUESTS - self.requests || bytes > room {
-            return Err(Fault::Exhausted("room for the queues of this program").into());
+            return Err(Fault::Exhausted("the queues of this program are too large").into());
         }
         if udp && self.udp_pairs >= MAX_UDP_PAIRS {
             return Err(Fault::Exhausted("queue pairs with UDP for this program").into());

@@ -110,7 +110,8 @@ fn append(path: &Path) -> io::Result<(File, Option<u64>)> {
         let whole = whole_blocks(&File::open(path)?, length)?;
         if whole < length {
             // What is cut off was never written to its end: who wrote was killed, or the disk was full.
-            tracing::warn!(path = %path.display(), "the last block of the capture is not whole; it is cut off");
+            tracing::warn!(path = %path.display(), "the last block of the capture is incomplete; \
+                it is removed");
             file.set_len(whole)?;
             length = whole;
         }
@@ -125,7 +126,7 @@ fn whole_blocks(file: &File, length: u64) -> io::Result<u64> {
     let beginning = &mut beginning[..length.min(4) as usize];
     file.read_exact_at(beginning, 0)?;
     if !SECTION.to_le_bytes().starts_with(beginning) {
-        return damaged("it is no capture in the format pcapng; name another file");
+        return damaged("it is not a pcapng capture; choose another file");
     }
     if ends_well(file, length)? {
         return Ok(length);
@@ -140,7 +141,7 @@ fn whole_blocks(file: &File, length: u64) -> io::Result<u64> {
         }
         let size = u64::from(u32_of(&head[4..8], little));
         if size < 12 || size % 4 != 0 {
-            return damaged("it is damaged; name another file");
+            return damaged("it is damaged; choose another file");
         }
         if at + size > length {
             break;
@@ -148,7 +149,7 @@ fn whole_blocks(file: &File, length: u64) -> io::Result<u64> {
         let mut again = [0; 4];
         file.read_exact_at(&mut again, at + size - 4)?;
         if again != head[4..8] {
-            return damaged("it is damaged; name another file");
+            return damaged("it is damaged; choose another file");
         }
         at += size;
     }

@@ -52,7 +52,7 @@ fn the_kernels_side_is_set_up() {
         std::net::UdpSocket::bind((ip, 0)).unwrap();
     }
     let busy = packet::open(&"tap:qp0".parse().unwrap()).err().unwrap().to_string();
-    assert!(busy.contains("another process has it"), "{busy}");
+    assert!(busy.contains("another process uses it"), "{busy}");
     drop(link);
     packet::remove(&name).unwrap();
     assert_eq!(packet::remove(&name).unwrap_err().raw_os_error(), Some(libc::ENODEV));

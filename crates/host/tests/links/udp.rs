@@ -147,5 +147,5 @@ fn errors_say_what_to_do() {
     let said = error(&spec);
     assert!(said.contains(&spec) && said.contains("choose another port"), "{said}");
     let said = error("udp:192.0.2.1:4000");
-    assert!(said.contains("name an address of this host"), "{said}");
+    assert!(said.contains("give an address of this host"), "{said}");
 }

@@ -199,14 +199,14 @@ fn errors_say_what_to_use_instead() {
     }
     let error = |spec: &str| packet::open(&spec.parse().unwrap()).err().unwrap().to_string();
     let said = error("xdp:none");
-    assert!(said.contains("name an interface that there is"), "{said}");
+    assert!(said.contains("give an existing interface"), "{said}");
     let said = error("xdp:lo");
-    assert!(said.contains("lo is no Ethernet interface"), "{said}");
+    assert!(said.contains("lo is not an Ethernet interface"), "{said}");
     let said = error("xdp:ours,queue=77");
-    assert!(said.contains("name a queue that the interface has"), "{said}");
+    assert!(said.contains("give a queue that the interface has"), "{said}");
     let link = open("xdp:ours");
     let said = error("xdp:ours");
-    assert!(said.contains("another XDP program or socket has"), "{said}");
+    assert!(said.contains("another XDP program or socket uses"), "{said}");
     drop(link);
     drop(open("xdp:ours"));
     drop_rights();

@@ -71,7 +71,7 @@ impl<P: Probe> Adapter<P> {
     ) -> Result<(ListenerId, u16), Fault> {
         let inet = self.hub.attached()?;
         let (id, port) = inet.stack.listen(port, config, backlog).map_err(|error| match error {
-            ListenError::InUse => Fault::Taken("somebody listens at that port already"),
+            ListenError::InUse => Fault::Taken("the port already has a listener"),
             ListenError::NoPort => Fault::Exhausted("TCP ports"),
         })?;
         let watch = Watch {
@@ -346,9 +346,9 @@ fn no_connection(error: ConnectError) -> Fault {
             "no route to the peer: no own address of its family, prefix or gateway leads there",
         ),
         ConnectError::BadAddress => Fault::Invalid(
-            "the peer's address is a group, nobody's, or the very end that is to connect",
+            "the peer's address is a multicast or unspecified address, or this end itself",
         ),
-        ConnectError::InUse => Fault::Taken("there is such a connection already"),
+        ConnectError::InUse => Fault::Taken("there is already a connection between these ports"),
         ConnectError::NoPort => Fault::Exhausted("TCP ports to that peer"),
         ConnectError::TooMany => Fault::Exhausted("TCP connections"),
     }
@@ -387,10 +387,10 @@ pub(crate) fn check_send(qp: &Qp, len: u64) -> Result<(), Fault> {
 /// It is an empty message, or one that is too long.
 pub fn check_message(mode: tcp::Mode, len: u64) -> Result<(), Fault> {
     if len > u64::from(MAX_MESSAGE) {
-        return Err(Fault::Invalid("longer than a request can be (2147483648 octets)"));
+        return Err(Fault::Invalid("longer than a request can be (2147483648 bytes)"));
     }
     if len == 0 && mode == tcp::Mode::Message {
-        return Err(Fault::Invalid("an empty message: TCP has no segment that would carry it"));
+        return Err(Fault::Invalid("an empty message: TCP cannot carry it"));
     }
     Ok(())
 }

@@ -158,9 +158,9 @@ impl<P> Hub<P> {
     /// # Errors
     /// It has none.
     pub(crate) fn attached(&mut self) -> Result<&mut Inet, Fault> {
-        self.inet.as_deref_mut().ok_or(Fault::Unsupported(
-            "the adapter is not attached to a network of IP (there is no packet link)",
-        ))
+        self.inet
+            .as_deref_mut()
+            .ok_or(Fault::Unsupported("the adapter has no packet link; set QUIPU_QPIP_LINK"))
     }
 }
 
@@ -193,7 +193,7 @@ impl<P: Probe> Adapter<P> {
                 let connection = path.connection.ok_or(Fault::WrongState)?;
                 hub.attached()?.stack.set_carriage(connection, carriage);
             }
-            _ => return Err(Fault::Invalid("the queue pair is not one of QPIP")),
+            _ => return Err(Fault::Invalid("the queue pair is not a QPIP queue pair")),
         }
         Ok(())
     }

@@ -113,7 +113,7 @@ impl<P: Probe> Adapter<P> {
         }
         let inet = hub.attached()?;
         let (socket, port) = inet.stack.bind(port).map_err(|error| match error {
-            BindError::InUse => Fault::Taken("somebody is bound to that port already"),
+            BindError::InUse => Fault::Taken("the port is already in use"),
             BindError::NoPort => Fault::Exhausted("UDP ports"),
         })?;
         set(&mut inet.bound, socket.index(), Some((socket, id)));
@@ -194,7 +194,7 @@ fn lose<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, is: impl Fn(IpAddr) -> bool) {
 /// What is wrong with it.
 pub(crate) fn check<P>(hub: &Hub<P>, to: SocketAddr, len: u64) -> Result<(), Fault> {
     if hub.inet.is_none() {
-        return Err(Fault::Unsupported("the adapter is not attached to a network of IP"));
+        return Err(Fault::Unsupported("the adapter has no packet link"));
     }
     check_datagram(to, len)
 }
@@ -206,11 +206,11 @@ pub(crate) fn check<P>(hub: &Hub<P>, to: SocketAddr, len: u64) -> Result<(), Fau
 pub fn check_datagram(to: SocketAddr, len: u64) -> Result<(), Fault> {
     if len > Stack::max_datagram(to.ip()) as u64 {
         return Err(Fault::Invalid(
-            "longer than a datagram can be (65507 octets; over IPv6, 65527)",
+            "longer than a datagram can be (65507 bytes; over IPv6, 65527)",
         ));
     }
     if to.port() == 0 {
-        return Err(Fault::Invalid("a datagram to port 0"));
+        return Err(Fault::Invalid("a datagram cannot go to port 0"));
     }
     Ok(())
 }

@@ -97,11 +97,11 @@ impl TcpSettings {
 pub(super) fn check_carriage(carriage: Carriage) -> Result<(), Fault> {
     if carriage.traffic_class & ECN != 0 {
         return Err(Fault::Invalid(
-            "the lower two bits of a traffic class are those of ECN, which the program does not set",
+            "the lower two bits of the traffic class belong to ECN, and programs cannot set them",
         ));
     }
     if carriage.hop_limit == Some(0) {
-        return Err(Fault::Invalid("with a hop limit of 0 nothing leaves; it is at least 1"));
+        return Err(Fault::Invalid("the hop limit must be at least 1"));
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::Busy);
         }
         if index >= MAX_COUNTERS || counters.points.len() >= MAX_COUNTERS {
-            return Err(Fault::Invalid("more counters than there may be"));
+            return Err(Fault::Invalid("too many counters"));
         }
         counters.points.push((kind, index));
         let len = counters.values.len().max(index + 1);

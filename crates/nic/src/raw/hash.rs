@@ -51,7 +51,7 @@ impl RxHash {
         let tcp = F::SRC_PORT_TCP | F::DST_PORT_TCP;
         let udp = F::SRC_PORT_UDP | F::DST_PORT_UDP;
         if both(F::SRC_IPV4 | F::DST_IPV4, F::SRC_IPV6 | F::DST_IPV6) || both(tcp, udp) {
-            return Err(Fault::Invalid("a hash is over one version of IP, and over TCP or UDP"));
+            return Err(Fault::Invalid("a hash covers one version of IP, and TCP or UDP"));
         }
         Ok(Self { key, fields })
     }

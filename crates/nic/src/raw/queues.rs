@@ -96,7 +96,10 @@ impl<P: Probe> Adapter<P> {
         match (wq.state, to) {
             (from, to) if from == to => return Ok(()),
             (WqState::Err, WqState::Ready) => {
-                return Err(Fault::Transition("a work queue in error is ready after a reset only"));
+                return Err(Fault::Transition(
+                    "a work queue in the error state must be reset \
+                    before it can be ready",
+                ));
             }
             _ => wq.state = to,
         }
@@ -135,7 +138,7 @@ impl<P: Probe> Adapter<P> {
 
     fn wq(&mut self, id: SrqId) -> Result<&mut WorkQueue, Fault> {
         let srq = self.hub.srqs.get_mut(id).ok_or(Fault::NoSuchObject)?;
-        srq.wq.as_mut().ok_or(Fault::Invalid("this is a shared receive queue, and no work queue"))
+        srq.wq.as_mut().ok_or(Fault::Invalid("this is a shared receive queue, not a work queue"))
     }
 
     /// Posts a receive to a work queue.
@@ -168,7 +171,7 @@ impl<P: Probe> Adapter<P> {
     /// Their number is no power of two or above [`MAX_TABLE_SIZE`], one of them is none, or no room.
     pub fn create_ind_table(&mut self, queues: &[SrqId]) -> Result<TableId, Fault> {
         if !queues.len().is_power_of_two() || queues.len() > MAX_TABLE_SIZE {
-            return Err(Fault::Invalid("the size of an indirection table is a power of two"));
+            return Err(Fault::Invalid("the size of an indirection table must be a power of two"));
         }
         for &id in queues {
             self.wq(id)?;

@@ -135,7 +135,7 @@ impl FlowRule {
         let plain = self.specs.is_empty() && !self.passes_on;
         if self.kind != FlowKind::Normal && !plain {
             return Err(Fault::Invalid(
-                "a default rule has no specifications, and passes nothing on",
+                "a default rule cannot have specifications, and cannot pass packets on",
             ));
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Endpoints.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use quipu_am::{Body, CallError, EndpointId, Local, Outgoing, Remote, Sent, Ticket};
@@ -38,7 +39,9 @@ pub struct Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let _ = self.shared().lock().core.free_endpoint(self.id);
+        let core = &mut self.shared().lock().core;
+        core.fabric_mut().unlisten(self.id.index());
+        let _ = core.free_endpoint(self.id);
     }
 }
 
@@ -64,6 +67,20 @@ impl Endpoint {
     /// It was freed, with its bundle.
     pub fn name(&self) -> Result<Name, Error> {
         Ok(self.shared().lock().core.name(self.id)?)
+    }
+
+    /// Takes connections at a TCP port of its own, 0 for any, which becomes its name: peers need to
+    /// know the address only ([`Name::of_address`]).
+    ///
+    /// # Errors
+    ///
+    /// The TCP port is taken.
+    pub fn listen(&self, tcp_port: u16) -> Result<Name, Error> {
+        let at = SocketAddr::new(self.port.device().address(), tcp_port);
+        let core = &mut self.shared().lock().core;
+        let name = Name::of_address(core.fabric_mut().listen(at, Some(self.id.index()))?);
+        core.set_name(self.id, name)?;
+        Ok(name)
     }
 
     /// The tag that messages must have.

@@ -74,7 +74,8 @@ pub(super) struct HostFabric {
     srq: SharedReceiveQueue,
     channel: ChannelKey,
     channel_fd: RawFd,
-    listeners: Vec<IdKey>,
+    /// And the endpoint that each is for, if it is for one.
+    listeners: Vec<(IdKey, Option<u32>)>,
     sizes: Sizes,
     links: Vec<Option<Link>>,
     by_number: HashMap<u32, ConnId>,
@@ -128,14 +129,31 @@ impl HostFabric {
         self.channel_fd
     }
 
-    /// Takes connections at another address.
-    pub(super) fn listen(&mut self, at: SocketAddr) -> Result<SocketAddr, Error> {
+    /// Takes connections at another address; those for no endpoint by number are for `endpoint`.
+    pub(super) fn listen(
+        &mut self,
+        at: SocketAddr,
+        endpoint: Option<u32>,
+    ) -> Result<SocketAddr, Error> {
         let engine = &self.device.opened.engine;
-        let id = engine.cm_create_id(self.channel, PortSpace::Tcp, 0, u64::MAX)?;
-        self.listeners.push(id);
+        let cookie = endpoint.map_or(u64::MAX, u64::from);
+        let id = engine.cm_create_id(self.channel, PortSpace::Tcp, 0, cookie)?;
+        self.listeners.push((id, endpoint));
         engine.cm_bind_addr(id, at)?;
         engine.cm_listen(id, BACKLOG)?;
         engine.cm_route(id)?.src.ok_or(Error::PlainIwarp)
+    }
+
+    /// Takes no more connections for an endpoint that is gone.
+    pub(super) fn unlisten(&mut self, endpoint: u32) {
+        let engine = &self.device.opened.engine;
+        self.listeners.retain(|(id, of)| {
+            let stays = *of != Some(endpoint);
+            if !stays {
+                let _ = engine.cm_destroy_id(*id);
+            }
+            stays
+        });
     }
 
     fn link(&mut self, conn: ConnId) -> Option<&mut Link> {
@@ -285,7 +303,11 @@ impl HostFabric {
 
     fn asked(&mut self, event: &CmEvent) {
         match Hello::parse(&event.private_data) {
-            Some(hello) => {
+            Some(mut hello) => {
+                if hello.endpoint == Name::OF_ADDRESS {
+                    // The cookie of a listener that is for no endpoint is not a number of one.
+                    hello.endpoint = event.listener as u32;
+                }
                 self.later.push_back(Event::Incoming { incoming: event.id.0, hello });
             }
             None => self.reject(event.id.0, Status::BadArgs),
@@ -472,7 +494,7 @@ impl Drop for HostFabric {
         }
         self.dying.clear();
         let engine = &self.device.opened.engine;
-        for id in self.listeners.drain(..) {
+        for (id, _) in self.listeners.drain(..) {
             let _ = engine.cm_destroy_id(id);
         }
         let _ = engine.cm_destroy_channel(self.channel);

@@ -75,7 +75,7 @@ impl Port {
     /// The adapter refuses one of the sizes, or the system has no descriptor or thread left.
     pub fn open(device: &Device, config: Config) -> Result<Self, Error> {
         let mut fabric = HostFabric::new(device, Sizes::of(&config))?;
-        let address = fabric.listen(SocketAddr::new(device.address(), 0))?;
+        let address = fabric.listen(SocketAddr::new(device.address(), 0), None)?;
         let (queue, domain) = (fabric.queue().clone(), fabric.domain().clone());
         let events_fd = fabric.events_fd();
         // No secret: it tells this life of the TCP port from others.
@@ -92,17 +92,6 @@ impl Port {
             sleepers: AtomicU32::new(0),
         };
         Ok(Self { shared: Arc::new(shared) })
-    }
-
-    /// Takes connections at another TCP port, too: 0 picks one. Names with that port reach the
-    /// endpoints of this one.
-    ///
-    /// # Errors
-    ///
-    /// The TCP port is taken.
-    pub fn listen(&self, tcp_port: u16) -> Result<SocketAddr, Error> {
-        let at = SocketAddr::new(self.shared.device.address(), tcp_port);
-        Ok(self.shared.lock().core.fabric_mut().listen(at)?)
     }
 
     /// Creates a bundle.

@@ -14,16 +14,16 @@ use super::variables;
 /// Whether packets are captured, and how many.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct PcapOptions {
-    /// Capture packets in this file, as pcapng. Wireshark shows those of RDMA as iWARP, also those that
-    /// went through shared memory, and those of QPIP as they are on the link. `%p` stands for the number of
-    /// the process; a folder gets a file for each process.
+    /// Capture packets into this file, as pcapng. Wireshark shows RDMA traffic as iWARP, even through
+    /// shared memory, and QPIP's packets as they are on the link. `%p` in the name is the process number;
+    /// a folder gets a file for each process.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Longest file, in megabytes; then the capture ends. 1024 by default.
+    /// Size in megabytes at which the capture ends. Default: 1024.
     #[arg(long, value_name = "MB",
           value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pcap_size: Option<u32>,
-    /// Keep so many bytes of each packet; 0, the default, keeps all.
+    /// Keep this many bytes of each packet. 0, the default, keeps all.
     #[arg(long, value_name = "BYTES",
           value_parser = clap::value_parser!(u32).range(0..=65_535))]
     pcap_snaplen: Option<u32>,
@@ -34,9 +34,9 @@ pub(crate) struct PcapOptions {
 pub(crate) struct CaptureOptions {
     #[command(flatten)]
     packets: PcapOptions,
-    /// Write each call of verbs and rdma_cm that the program makes into this file, as strace does:
-    /// arguments, result, errno, time and duration. `-` is standard error; `%p` stands for the number
-    /// of the process; a name that ends in .json or .jsonl asks for JSON lines.
+    /// Write the program's calls of verbs and rdma_cm into this file, as strace does: arguments, result,
+    /// errno, time and duration. `-` is standard error; `%p` in the name is the process number; a name
+    /// that ends in .json or .jsonl gives JSON lines.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 }
@@ -73,9 +73,9 @@ impl PcapOptions {
         if !is_bounded || by_variable || self.is_wanted() {
             return Ok(());
         }
-        let why = "nothing says where packets are captured";
+        let why = "there is no capture file";
         let remedy = "give --pcap a file, or set QUIPU_PCAP";
-        Err(Failure::new("cannot bound a capture", why, remedy).with_code(2))
+        Err(Failure::new("cannot limit a capture", why, remedy).with_code(2))
     }
 }
 
@@ -129,7 +129,7 @@ fn begin(path: &Path) -> io::Result<()> {
         // A folder, a terminal, or a pipe, whose reader would take this for the end.
         Ok(data) if !data.is_file() => return Ok(()),
         Ok(data) if data.mode() & 0o111 != 0 && data.len() > 0 && !is_ours(path) => {
-            return Err(io::Error::other("it is a program, or may be one"));
+            return Err(io::Error::other("it is executable, so it may be a program"));
         }
         _ => {}
     }
@@ -177,7 +177,7 @@ mod tests {
         fs::remove_file(&file).unwrap();
         let program = std::env::current_exe().unwrap();
         let error = options(&program).variables().unwrap_err().to_string();
-        assert!(error.contains("it is a program"), "{error}");
+        assert!(error.contains("it is executable"), "{error}");
         assert!(fs::metadata(&program).unwrap().len() > 0);
     }
 

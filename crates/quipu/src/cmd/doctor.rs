@@ -25,7 +25,7 @@ pub(crate) struct Options {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 programs run, perhaps slower or fewer than they could; 1 they do not run.";
+Exit codes: 0 if RDMA programs run here, perhaps with limits; 1 if they do not.";
 
 /// The programs of the distribution that the demo and the tests use: stage, program, package.
 const PROGRAMS: &str = include_str!("../../../../tests/clients/packages.txt");
@@ -117,10 +117,10 @@ fn print(findings: &[Finding]) -> io::Result<()> {
     let fails = findings.iter().filter(|finding| finding.verdict == Verdict::Fail).count();
     let warns = findings.iter().filter(|finding| finding.verdict == Verdict::Warn).count();
     match (fails, warns) {
-        (0, 0) => writeln!(out, "\nEverything is as it should be."),
-        (0, 1) => writeln!(out, "\nPrograms run; one thing could be better."),
-        (0, _) => writeln!(out, "\nPrograms run; {warns} things could be better."),
-        _ => writeln!(out, "\nSomething has to be changed before programs run; see FAIL above."),
+        (0, 0) => writeln!(out, "\nEverything works."),
+        (0, 1) => writeln!(out, "\nPrograms run; see the one warning above."),
+        (0, _) => writeln!(out, "\nPrograms run; see the {warns} warnings above."),
+        _ => writeln!(out, "\nPrograms do not run yet; see FAIL above."),
     }
 }
 

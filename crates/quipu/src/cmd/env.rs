@@ -13,7 +13,7 @@ use super::DeviceOptions;
 use super::failure::Failure;
 use super::libraries::{self, Libraries};
 
-/// What to set, beside the libraries.
+/// What to set in addition to the libraries.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
@@ -22,25 +22,25 @@ pub(crate) struct Options {
     /// What the adapter logs to standard error, such as `debug` or `quipu_host=trace`.
     #[arg(long, short, env = "QUIPU_LOG", value_name = "FILTER")]
     log: Option<String>,
-    /// Print plain `NAME=value` lines, as the file `$GITHUB_ENV` and `docker --env-file` take them.
+    /// Print plain `NAME=value` lines, for the file `$GITHUB_ENV` and for `docker --env-file`.
     #[arg(long)]
     plain: bool,
-    /// Print those that `quipu sockets` sets instead.
+    /// Print the variables of `quipu sockets` instead.
     #[arg(long, conflicts_with_all = ["address", "log"])]
     sockets: bool,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  eval \"$(quipu env)\"                     from now on, in this shell
+  eval \"$(quipu env)\"                     for the rest of this shell
   eval \"$(quipu env --address 10.0.0.1)\"  with that address
   env $(quipu env --plain --address ::1) ibv_devices
   eval \"$(quipu env --sockets)\"           sockets through memory, in this shell
   quipu env --plain >> \"$GITHUB_ENV\"      for all later steps of a job
 
-Undo it by leaving the shell.
+To undo it, leave the shell.
 `unset LD_PRELOAD LD_LIBRARY_PATH ASAN_OPTIONS TSAN_OPTIONS VALGRIND_OPTS QUIPU_ADDRESS QUIPU_LOG`
-also takes away what these were before.";
+also removes the earlier values of these variables.";
 
 /// Prints the variables as a POSIX shell reads them.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {

@@ -16,22 +16,22 @@ use super::variables::{self, OneOf};
 /// What fails on purpose.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct FaultOptions {
-    /// Plan of faults to inject: what fails on purpose, where and when.
+    /// Plan of the faults to inject: what fails, where and when.
     #[arg(long = "fault", env = "QUIPU_FAULTS", value_name = "PLAN.toml")]
     plan: Option<PathBuf>,
-    /// File for the log of injected faults, in JSON lines, instead of standard error.
+    /// Log the injected faults into this file, as JSON lines, instead of to standard error.
     ///
-    /// `%p` in its name is the process, for programs of several. A log of an earlier run is emptied;
-    /// QUIPU_FAULT_LOG adds to it.
+    /// `%p` in the name is the process number, for programs with several processes. The option
+    /// overwrites the log of an earlier run; QUIPU_FAULT_LOG appends to it.
     // Without `env`: the variable is not quite the option.
     #[arg(long, value_name = "FILE")]
     fault_log: Option<PathBuf>,
-    /// Repeat exactly the faults of such a log, whatever the plan would draw.
+    /// Inject exactly the faults of such a log, without drawing any.
     #[arg(long, env = "QUIPU_FAULT_REPLAY", value_name = "LOG")]
     fault_replay: Option<PathBuf>,
-    /// Report what hardware would punish although software forgives it.
+    /// Report mistakes that hardware punishes and software tolerates.
     ///
-    /// `--strict=fail`: and end with exit code 86; `--strict=abort`: and abort at once.
+    /// `--strict=fail` also exits with code 86 after any report. `--strict=abort` aborts at the first one.
     #[arg(
         long,
         env = "QUIPU_STRICT",
@@ -42,21 +42,22 @@ pub(crate) struct FaultOptions {
         value_parser = OneOf(&["report", "fail", "abort", "1", "0", ""])
     )]
     strict: Option<String>,
-    /// File for those reports, in JSON lines, instead of standard error; `%p` is the process.
+    /// Write these reports into this file, as JSON lines, instead of to standard error. `%p` in the name is
+    /// the process number.
     #[arg(long, env = "QUIPU_STRICT_LOG", value_name = "FILE")]
     strict_log: Option<PathBuf>,
-    /// With `--strict`: what not to report: `KIND`, or `KIND@PLACE` for reports where a function, library or
-    /// source file is named so; several with commas between them
+    /// With `--strict`: leave out these reports, separated by commas. `KIND` is a kind of report;
+    /// `KIND@PLACE` leaves out only those with this function, library or source file in a trace.
     #[arg(long, env = "QUIPU_STRICT_IGNORE", value_name = "KIND[@PLACE]")]
     strict_ignore: Option<String>,
-    /// With `--strict`: which bytes of a write of a peer are placed first: `reverse`: its last ones,
-    /// `shuffle`, `shuffle:SEED`: some, `off`: all as they come
+    /// With `--strict`: which bytes of a peer's write are placed first. `reverse`: the last ones;
+    /// `shuffle` or `shuffle:SEED`: random ones; `off`: all in order.
     #[arg(long, env = "QUIPU_STRICT_ORDER", value_name = "ORDER")]
     strict_order: Option<String>,
 }
 
 impl FaultOptions {
-    /// Refuses a plan, log or rule that makes no sense, and empties the log of an earlier run.
+    /// Refuses an invalid plan, log or rule, and empties the log of an earlier run.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         self.check_strict()?;
         let failure = |why: String, remedy: &str| {
@@ -64,12 +65,19 @@ impl FaultOptions {
         };
         let Some(path) = self.plan.as_deref() else {
             if let Some(log) = self.fault_replay.as_deref() {
-                let why = format!("{} is to be repeated, and there is no plan", log.display());
-                return Err(failure(why, "give --fault the plan that the log was written with"));
+                let why = format!(
+                    "there is no plan for the log {} that is to be repeated",
+                    log.display()
+                );
+                return Err(failure(why, "give --fault the plan of that log"));
             }
             let Some(log) = self.fault_log.as_deref() else { return Ok(()) };
-            let why = format!("{} is to tell of them, and there is no plan", log.display());
-            return Err(failure(why, "give --fault a plan; docs/faults.md says how to write one"));
+            let why = format!("there is no plan, so nothing can be logged to {}", log.display());
+            return Err(failure(
+                why,
+                "give --fault a plan; docs/faults.md explains how to write \
+                one",
+            ));
         };
         let kept = self.fault_replay.as_deref();
         check_plan(path, kept).map_err(|flaw| match flaw {
@@ -85,15 +93,15 @@ impl FaultOptions {
     /// The same of what concerns the strict mode.
     fn check_strict(&self) -> Result<(), Failure> {
         if let Some(Err(why)) = self.strict_ignore.as_ref().map(|rules| rules.parse::<Ignored>()) {
-            let remedy = "docs/strict.md has the kinds of reports";
-            return Err(Failure::new("cannot ignore such reports", why, remedy).with_code(125));
+            let remedy = "docs/strict.md lists the kinds of reports";
+            return Err(Failure::new("wrong value of --strict-ignore", why, remedy).with_code(125));
         }
         let order = |name: &str| {
             self.strict_order.as_ref().filter(|_| name == "QUIPU_STRICT_ORDER").map(Into::into)
         };
         if let Err(error) = Config::from_lookup(order) {
-            let remedy = format!("it can be {}", error.expected);
-            let what = "cannot place writes in such an order";
+            let remedy = format!("use {}", error.expected);
+            let what = "wrong value of --strict-order";
             return Err(Failure::new(what, error.value, remedy).with_code(125));
         }
         let log = self.strict_log.as_deref();
@@ -177,7 +185,7 @@ fn begin(path: &Path, anew: bool) -> io::Result<()> {
     let mut start = Vec::new();
     (&file).take(LOG_START.len() as u64).read_to_end(&mut start)?;
     if !start.is_empty() && start != LOG_START {
-        return Err(io::Error::other("it is no log of faults"));
+        return Err(io::Error::other("it exists and is no log of faults"));
     }
     file.set_len(0)
 }
@@ -267,7 +275,10 @@ mod tests {
         for words in ["exec cargo test\n", "x", "{\"plans\":"] {
             fs::write(&notes, words).unwrap();
             let error = check(&notes).unwrap_err().to_string();
-            assert!(error.contains("it is no log of faults") && error.contains("--fault-log"));
+            assert!(
+                error.contains("it exists and is no log of faults")
+                    && error.contains("--fault-log")
+            );
             assert_eq!(fs::read_to_string(&notes).unwrap(), words);
         }
         // What the engine writes.

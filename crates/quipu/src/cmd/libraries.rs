@@ -69,9 +69,13 @@ impl Libraries {
         if let Some(bad) = folder.to_string_lossy().chars().find(|c| " :;$".contains(*c)) {
             let what = format!("cannot use the libraries in {}", folder.display());
             let why = format!("the system's loader does not accept '{bad}' in that path");
-            return Err(
-                Failure::new(what, why, "move them to a folder with a plainer name").with_code(125)
-            );
+            return Err(Failure::new(
+                what,
+                why,
+                "move them to a folder without this character in its \
+                    path",
+            )
+            .with_code(125));
         }
         Ok(Self { folder })
     }

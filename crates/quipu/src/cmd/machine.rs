@@ -22,7 +22,7 @@ pub(crate) struct Options {
 
 #[derive(clap::Subcommand)]
 enum Task {
-    /// Run a plan: how much the machine carries, and where its cycles go.
+    /// Run a plan: measures throughput, and where the cycles go.
     Run(run::Options),
     /// List the plans that come with Quipu.
     List(show::ListOptions),
@@ -41,7 +41,7 @@ Examples:
   quipu machine run plan.toml --set seed=1,2,3,4 --shard 1/2 --json > part1.json
   quipu machine merge part1.json part2.json
 
-docs/machine.md says what plans are made of, docs/add-a-nic.md how to add a NIC.";
+docs/machine.md explains plans, and docs/add-a-nic.md how to add a NIC.";
 
 /// Runs the command.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -78,10 +78,10 @@ impl Source {
 /// How results are to be shown.
 #[derive(clap::Args)]
 struct Output {
-    /// Print the results as JSON, and no progress.
+    /// Print the results as JSON, without progress.
     #[arg(long)]
     json: bool,
-    /// Draw the results into an SVG file too: bandwidth, cycles and cache misses of each run.
+    /// Also draw bandwidth, cycles and cache misses of each run into this SVG file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -99,7 +99,11 @@ impl Output {
         }
         if self.json {
             let text = serde_json::to_string_pretty(results).map_err(|error| {
-                Failure::new("the results are no JSON", error, "report this, with the plan")
+                Failure::new(
+                    "the results cannot be written as JSON",
+                    error,
+                    "report this, with the plan",
+                )
             })?;
             println!("{text}");
             return Ok(());

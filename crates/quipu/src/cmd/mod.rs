@@ -36,8 +36,8 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 /// Queue pairs over IP in user space: RDMA for any program, with no RDMA hardware, no kernel module
 /// and no root.
 ///
-/// Programs written for RDMA verbs run unmodified: `quipu run -- PROGRAM` gives them the device
-/// quipu0, which is an IP address of this machine.
+/// RDMA programs run unmodified: `quipu run -- PROGRAM` gives them the device quipu0, which uses an IP
+/// address of this machine.
 #[derive(Parser)]
 #[command(name = "quipu", version, propagate_version = true, max_term_width = 100)]
 #[command(after_long_help = MAIN_EXAMPLES)]
@@ -48,47 +48,47 @@ struct Cli {
 
 const MAIN_EXAMPLES: &str = "\
 Examples:
-  quipu doctor                            does this machine have what it takes?
+  quipu doctor                            checks whether Quipu works on this machine
   quipu run -- ib_write_bw                a server
   quipu run -- ib_write_bw 127.0.0.1      its client, in another terminal
-  quipu sim --seeds 10000                 ten thousand simulated networks
-  quipu bench --quick                     a minute's look at the numbers
+  quipu sim --seeds 10000                 runs ten thousand simulated networks
+  quipu bench --quick                     measures for a minute
 
-Variables of the environment (QUIPU_ADDRESS, QUIPU_LOG and others) are listed in `quipu help run`.";
+`quipu help run` lists the environment variables (QUIPU_ADDRESS, QUIPU_LOG and others).";
 
 #[derive(Subcommand)]
 enum Task {
     /// Run a program with Quipu as its RDMA adapter.
     Run(run::Options),
-    /// Run a program whose TCP connections on this machine go through memory.
+    /// Run a program, with its TCP connections on this machine through shared memory.
     Sockets(sockets::Options),
     /// Print the variables that `quipu run` sets, for a shell to evaluate.
     Env(env::Options),
     /// List the RDMA devices that programs see.
     Devices(devices::Options),
-    /// Find out what works on this machine, what does not, and what to do about it.
+    /// Check what works on this machine, and say how to repair what does not.
     Doctor(doctor::Options),
-    /// Show what the engines of this user do: queue pairs, messages, bytes, errors.
+    /// Show your engines at work: queue pairs, messages, bytes, errors.
     Top(top::Options),
-    /// Bring up an adapter with IP addresses of its own on a packet link.
+    /// Start an adapter with its own IP addresses on a packet link.
     Nic(nic::Options),
-    /// Tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
+    /// Run tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
     Qpip(qpip::Options),
     /// Compile Split-C programs.
     Splitc(splitc::Options),
     /// Start the processes of a parallel program, here or on several hosts, and wait for them.
     Spmd(spmd::Options),
-    /// Run the adapter in simulated networks with faults, and check everything it does.
+    /// Run the adapter in simulated networks with faults, and check its behaviour.
     Sim(sim::Options),
     /// Simulate whole hosts: processor, caches, buses and NICs under the project's own TCP.
     Machine(machine::Options),
-    /// Measure Quipu beside raw sockets, memory, UCX, libfabric and Open MPI.
+    /// Compare Quipu with raw sockets, memory, UCX, libfabric and Open MPI.
     Bench(quipu_bench::Options),
     /// Network block devices: serve, describe and copy disks.
     Nbd(nbd::Options),
     /// Measure Active Messages.
     Am(am::Options),
-    /// Run the experiments of a paper, and show published values next to ours.
+    /// Run the experiments of a paper, and compare the published values with ours.
     Paper(paper::Options),
     /// Print the completion script for a shell.
     Completion(completion::Options),
@@ -100,10 +100,10 @@ enum Task {
 /// What the device is to be like.
 #[derive(Args, Clone, Debug, Default)]
 struct DeviceOptions {
-    /// The one address of the device, of this machine: 10.0.0.1, or fe80::1%eth0 if it is link-local.
+    /// The device's only address: one of this machine's, such as 10.0.0.1, or fe80::1%eth0 if link-local.
     ///
-    /// By default it has all addresses of this machine. The first is that of an interface that is up,
-    /// IPv4 before IPv6, the loopback last. 127.0.0.1 or ::1 keeps everything on this machine.
+    /// Default: all addresses of this machine. The first is that of an interface that is up, IPv4 before
+    /// IPv6, loopback last. With 127.0.0.1 or ::1, only programs on this machine can connect.
     #[arg(long, short, env = "QUIPU_ADDRESS", value_name = "ADDRESS",
           value_parser = variables::trimmed::<quipu_host::WantedAddress>)]
     address: Option<quipu_host::WantedAddress>,

@@ -19,16 +19,17 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// Share the adapter with other programs of this user, which need no right: their link is `share:NAME`.
+    /// Share the adapter with other programs of this user. They need no privilege. Their link is
+    /// `share:NAME`.
     #[arg(long, value_name = "NAME")]
     share: Option<String>,
-    /// Share it also with programs of another user, by name or number. May be given several times.
+    /// Also share it with programs of this user (name or number). May be given several times.
     ///
-    /// Where root shares it, their link is `share:NAME`, too; else they say whom they trust with what they
-    /// send: `share:NAME,user=USER`.
+    /// If root shares the adapter, their link is `share:NAME`, too. Otherwise it is `share:NAME,user=USER`,
+    /// with the sharing user, who can read what they send.
     #[arg(long, value_name = "USER", requires = "share")]
     user: Vec<String>,
-    /// Share it also with programs of whoever is in a group, by name or number. May be given several times.
+    /// Also share it with programs of the members of this group (name or number). May be given several times.
     #[arg(long, value_name = "GROUP", requires = "share")]
     group: Vec<String>,
 }
@@ -36,22 +37,22 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   sudo quipu nic --link tap:qp0 --address 10.9.0.2/24
-      an adapter behind the TAP device qp0; its other end is the kernel's:
+      an adapter at one end of the TAP device qp0; the other end is the kernel's:
       sudo ip address add 10.9.0.1/24 dev qp0
       sudo ip link set qp0 up && ping 10.9.0.2
   sudo quipu nic --link packet:eth1 --address fd09::2/64
-      an adapter beside the kernel on a network interface
+      an adapter on a network interface that the kernel uses, too
   quipu nic --link udp:127.0.0.1:4000
-      without any right: IPv6 in UDP to others of its kind
+      without privilege: IPv6 in UDP to other Quipus
   quipu nic --share lab --link tap:qp0 --address 10.9.0.2/24
-      one adapter for many programs, which need no right: quipu qpip serve --link share:lab
+      one adapter for many unprivileged programs: quipu qpip serve --link share:lab
   sudo quipu nic --share lab --user alice --group students --link xdp:eth1 --address 10.9.0.2/24
       the same for programs of other users
   sudo quipu nic --link tap:qp0 --address 10.9.0.2/24 --pcap qp0.pcapng
-      with what passes its link in a file, for Wireshark; also while it runs
+      captures the packets of the link; Wireshark can read the file while it runs
 
-The adapter answers neighbours and echoes; `quipu top` shows what it does. Ctrl-C ends it, and it
-says what frames there were, and why some were dropped.";
+The adapter answers neighbour requests and pings; `quipu top` shows its counters. When Ctrl-C ends
+it, it prints how many frames passed, and why some were dropped.";
 
 /// Brings it up, and waits for the end.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -63,10 +64,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let share = |name: &String| adapter.share_with(name, &guests).map_err(not_shared);
     let shared = options.share.as_ref().map(share).transpose()?;
     if let Some(name) = &options.share {
-        println!("programs attach to it by the link share:{name}");
+        println!("programs attach with the link share:{name}");
     }
     if let Some(link) = shared.as_ref().and_then(Sharer::guest_link) {
-        println!("those of {} by the link {link}", invited(options));
+        println!("programs of {} attach with the link {link}", invited(options));
     }
     println!("Ctrl-C ends it.");
     let end = loop {
@@ -96,9 +97,15 @@ fn guests(options: &Options) -> Result<Guests, Failure> {
     let all = users.and_then(|()| options.group.iter().try_for_each(|it| guests.add_group(it)));
     all.map_err(|error| {
         let remedy = match &error {
-            AccountError::Unknown(Account::User, _) => "name one of `getent passwd`, or a number",
-            AccountError::Unknown(Account::Group, _) => "name one of `getent group`, or a number",
-            AccountError::Nobodys(..) => "share the adapter from outside of this user namespace",
+            AccountError::Unknown(Account::User, _) => {
+                "`getent passwd` lists the users; a \
+                number also works"
+            }
+            AccountError::Unknown(Account::Group, _) => {
+                "`getent group` lists the groups; a \
+                number also works"
+            }
+            AccountError::Nobodys(..) => "share the adapter from outside this user namespace",
             AccountError::System(..) => "give the number",
         };
         Failure::new("cannot share the adapter", error, remedy)
@@ -115,8 +122,8 @@ fn invited(options: &Options) -> String {
 
 fn not_shared(error: ShareError) -> Failure {
     let remedy = match &error {
-        ShareError::Name(_) => "name it with --share",
-        ShareError::Folder(_) => "remove that folder, or have it be this user's, with that mode",
+        ShareError::Name(_) => "give another name with --share",
+        ShareError::Folder(_) => "remove that folder, or give it to this user with that mode",
         // These say it themselves.
         _ => "",
     };

@@ -25,10 +25,10 @@ pub(crate) struct Options {
     /// Write an HTML report, JSON and the pictures into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print JSON instead of tables, and no progress.
+    /// Print JSON instead of tables, without progress.
     #[arg(long)]
     json: bool,
-    /// Take fewer samples: rough numbers, and much faster.
+    /// Take fewer samples: much faster, with rough numbers.
     #[arg(long)]
     quick: bool,
 }
@@ -36,8 +36,8 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   quipu paper list                          the papers, their figures, how long each takes
-  quipu paper qpip --out report             all figures of a paper, as a page for a browser
-  quipu paper qpip --figure table-1 --json  one table of it, for programs
+  quipu paper qpip --out report             all figures of a paper, as an HTML report
+  quipu paper qpip --figure table-1 --json  one of its tables, for programs
   quipu paper check                         all papers; exit code 1 if a value misses its target
 
 Each result shows the published value, ours, the ratio, and whether it is within tolerance. Facts
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             if let Some(extra) = options.papers.first() {
                 let why = format!("\"{extra}\" follows the paper {name}");
                 let remedy = "Give one paper, or `quipu paper check PAPER...`.";
-                return Err(Failure::new("the arguments make no sense", why, remedy));
+                return Err(Failure::new("wrong arguments", why, remedy));
             }
             let (paper, result) = one(name, options)?;
             deliver(&[(paper, result)], options)

@@ -31,10 +31,10 @@ pub(crate) struct Options {
     /// What the adapter logs to standard error, such as `debug` or `quipu_host=trace`.
     #[arg(long, short, env = "QUIPU_LOG", value_name = "FILTER")]
     log: Option<String>,
-    /// Let peers on this machine map registered memory, and so reach it by plain loads and stores.
+    /// Let peers on this machine map registered memory, and access it by loads and stores.
     ///
-    /// Several times as fast, for programs of which no thread writes to memory while it is being registered:
-    /// see docs/shared-pages.md.
+    /// This is several times as fast. No thread of the program may write to memory while it is being
+    /// registered: see docs/shared-pages.md.
     #[arg(long)]
     shared_pages: bool,
     #[command(flatten)]
@@ -57,16 +57,16 @@ const EXAMPLES: &str = r#"Examples:
   quipu run -- ib_write_bw 192.0.2.7             client, on this machine or another one
   quipu run --address ::1 -- ibv_rc_pingpong -g 0
   quipu run --log debug -- python3 train.py
-  quipu run --shared-pages -- ib_write_bw        memory that peers on this machine map
-  quipu run --pcap %p.pcapng -- mpirun ...       packets of each process, for Wireshark
-  quipu run --trace calls.txt -- ./a.out         each call of verbs and rdma_cm
-  quipu run --fault plan.toml -- ./a.out         with faults, see FAULTS below
+  quipu run --shared-pages -- ib_write_bw        peers on this machine map registered memory
+  quipu run --pcap %p.pcapng -- mpirun ...       captures packets of each process for Wireshark
+  quipu run --trace calls.txt -- ./a.out         records each call of verbs and rdma_cm
+  quipu run --fault plan.toml -- ./a.out         injects faults, see FAULTS below
 
-The program takes the place of quipu: signals, exit code and terminal are its own, and so are those
-of the programs it starts, which see the adapter too. Programs with more rights than their user
-(set-user-ID, capabilities of the file) and statically linked ones cannot be helped in this way.
+The program replaces quipu in the same process, so signals, exit code and terminal are its own.
+Programs that it starts see the adapter, too. Programs with more privileges than their user
+(set-user-ID, file capabilities) and statically linked programs do not see it.
 
-FAULTS: a plan says what fails on purpose, where and when, in an unmodified program:
+FAULTS: a plan says what fails, where and when, in an unmodified program:
 
   seed = 42
   [[fault]]
@@ -80,40 +80,41 @@ FAULTS: a plan says what fails on purpose, where and when, in an unmodified prog
   call = "reg_mr"                # any call of verbs, without ibv_
   errno = "ENOMEM"
 
-The same seed and the same calls of the program give the same faults. Each is told on standard
-error, or in the file of --fault-log, with which --fault-replay repeats exactly those.
-docs/faults.md has every key, examples and a tutorial. A plan that makes no sense is refused
-before the program starts.
+The same seed and the same calls of the program give the same faults. Quipu reports each fault on
+standard error, or in the file of --fault-log. --fault-replay repeats exactly the faults of such a
+file. docs/faults.md has every key, examples and a tutorial. quipu checks the plan before it starts
+the program.
 
-Exit codes of quipu itself: 2 its options are wrong, 125 quipu cannot do it, 126 the program cannot
-be run so, 127 there is no such program.
+Exit codes of quipu itself: 2 wrong options, 125 quipu failed, 126 the program cannot be run, 127
+there is no such program.
 
-Variables of the environment:
+Environment variables:
   QUIPU_ADDRESS        address of the device, as --address
   QUIPU_LOG            what is logged, as --log
   QUIPU_FAULTS, QUIPU_FAULT_LOG, QUIPU_FAULT_REPLAY
-                       files, as --fault, --fault-log (to which the variable adds), --fault-replay
-  QUIPU_DEVICES        which devices programs see: some of quipu0,quipu_iw0,quipu_qp0
-  QUIPU_CM_DEVICE      which of them rdma_cm connects from: quipu0, or the first one shown
+                       files, as --fault, --fault-log (the variable appends to it), --fault-replay
+  QUIPU_DEVICES        the devices that programs see: some of quipu0,quipu_iw0,quipu_qp0
+  QUIPU_CM_DEVICE      the one that rdma_cm connects from; by default quipu0, or the first one
   QUIPU_QPIP_LINK, QUIPU_QPIP_ADDRESS, QUIPU_QPIP_GATEWAY
                        packet link of quipu_qp0, as --link, --address, --gateway of `quipu nic`
-  QUIPU_MULTICAST_PORT UDP port of datagrams to groups, 20804 by default
+  QUIPU_MULTICAST_PORT UDP port of multicast datagrams, 20804 by default
   QUIPU_IWARP_SPEAK_FIRST_MS
-                       silence until a server on quipu_iw0 sends first; 100 by default, or never
-  QUIPU_STRICT_HOLD_US for how long --strict holds bytes of writes back, 1000 by default
-  QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers so
-  QUIPU_SAME_HOST      auto: peers on this machine through shared memory; never: by TCP
-  QUIPU_PEER_MEMORY    auto: access the memory of peers on this machine where the kernel allows it;
-                       allow: and let theirs access ours; never: copy through shared memory
+                       milliseconds of silence after which a server on quipu_iw0 sends first, 100 by
+                       default; or never
+  QUIPU_STRICT_HOLD_US microseconds for which --strict holds back bytes of writes, 1000 by default
+  QUIPU_LINK_LAYER     infiniband: the port of quipu0 has a LID, for programs that name peers by LID
+  QUIPU_SAME_HOST      auto: shared memory to peers on this machine; never: TCP
+  QUIPU_PEER_MEMORY    auto: access memory of peers on this machine if the kernel allows it;
+                       allow: also let them access this program's; never: copy through shared memory
   QUIPU_SHARED_PAGES   registered: as --shared-pages
-  QUIPU_CRC            always: streams have CRCs also between processes of this machine;
+  QUIPU_CRC            always: CRCs also between processes of this machine;
                        never: only if the peer asks
   QUIPU_CONGESTION     congestion control of TCP connections, such as cubic
   QUIPU_ARENA_MB       most memory shared with peers on this machine, 1024 by default
-  QUIPU_COUNTERS       never: `quipu top` does not see the program
-  QUIPU_PCAP           where packets are captured, as --pcap; QUIPU_PCAP_MB as --pcap-size and
-                       QUIPU_PCAP_SNAPLEN as --pcap-snaplen
-  QUIPU_TRACE          where calls are traced, as --trace
+  QUIPU_COUNTERS       never: hide the program from `quipu top`
+  QUIPU_PCAP           as --pcap; QUIPU_PCAP_MB as --pcap-size and QUIPU_PCAP_SNAPLEN as
+                       --pcap-snaplen
+  QUIPU_TRACE          as --trace
   QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command"#;
 
 impl Options {
@@ -179,11 +180,11 @@ pub(crate) fn find(name: &OsStr) -> Result<PathBuf, Failure> {
             let remedy = match super::doctor::package_of(&shown) {
                 Some(package) => format!("install it: apt-get install {package}"),
                 None if shown.starts_with('-') => {
-                    "if it was meant as an option: `quipu run --help` lists them".into()
+                    "if you meant an option: `quipu run --help` lists them".into()
                 }
                 None => "install it, or give its path".into(),
             };
-            missing("there is no such program in the folders of PATH", remedy)
+            missing("no folder of PATH contains it", remedy)
         }
     }
 }
@@ -198,24 +199,24 @@ fn check(file: &Path) -> Result<(), Failure> {
     let file = elf::interpreted(file).unwrap_or_else(|| file.to_owned());
     if let Some((what, remedy)) = Rights::of(&file).and_then(|rights| rights.gained()) {
         let why = format!(
-            "it runs with more rights than its user ({what}), and the system's loader ignores \
-             LD_PRELOAD then"
+            "it runs with more privileges than its user ({what}), and then the system's loader \
+             ignores LD_PRELOAD"
         );
         return refuse(&why, remedy);
     }
     match elf::inspect(&file) {
         Kind::Dynamic | Kind::Unknown => Ok(()),
         Kind::Static => refuse(
-            "it is statically linked, so no library can be put in front of its own",
-            "use a build of it that is linked dynamically with libibverbs",
+            "it is statically linked, so its libraries cannot be replaced",
+            "use a build that links libibverbs dynamically",
         ),
         Kind::OtherLoader(loader) => refuse(
-            &format!("it uses the loader {loader}, and Quipu's libraries need that of glibc"),
-            "use a build of it for glibc",
+            &format!("it uses the loader {loader}, and Quipu's libraries need glibc's loader"),
+            "use a build for glibc",
         ),
         Kind::OtherMachine => refuse(
-            "it is built for another kind of processor than Quipu's libraries",
-            "use a build of it, or of Quipu, for the same kind",
+            "it and Quipu's libraries are built for different processors",
+            "use a build of it, or of Quipu, for the other processor",
         ),
     }
 }
@@ -255,11 +256,10 @@ impl Rights {
         if self.nosuid {
             None
         } else if (user || group) && !self.no_new_privileges {
-            let remedy =
-                "run it as the user or group it belongs to, or use a copy without that bit";
+            let remedy = "run it as its owner or group, or use a copy without that bit";
             Some(("set-user-ID or set-group-ID", remedy))
         } else if self.capabilities && self.own.0 != 0 {
-            Some(("capabilities of its file", "use a copy of it, which has none"))
+            Some(("file capabilities", "use a copy of the file, which has no capabilities"))
         } else {
             None
         }

@@ -21,28 +21,28 @@ use super::failure::Failure;
 pub(crate) struct Options {
     #[command(subcommand)]
     task: Option<Task>,
-    /// How many seeds to run.
+    /// Number of seeds to run.
     #[arg(long, default_value_t = 1000, value_name = "N", conflicts_with = "minutes")]
     seeds: u64,
-    /// Run for so long instead of a number of seeds.
+    /// Run for this long, instead of a number of seeds.
     #[arg(long, value_name = "MINUTES")]
     minutes: Option<f64>,
     /// The first seed.
     #[arg(long, default_value_t = 1, value_name = "SEED")]
     from: u64,
-    /// Run this one seed, and show the last lines of its log if it fails.
+    /// Run only this seed, and show the last lines of its log if it fails.
     #[arg(long, conflicts_with_all = ["seeds", "minutes", "from"])]
     seed: Option<u64>,
-    /// Only programs that use this transport service, whatever the seeds draw.
+    /// Run only programs of this transport service. Default: drawn from the seed.
     #[arg(long, value_name = "SERVICE", value_parser = service)]
     service: Option<Service>,
-    /// Run each seed twice, and fail if the two differ in anything.
+    /// Run each seed twice, and fail if the runs differ.
     #[arg(long)]
     twice: bool,
-    /// Threads; as many as there are processors by default.
+    /// Number of threads. Default: the number of processors.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Print the result as JSON, and no progress.
+    /// Print the result as JSON, without progress.
     #[arg(long)]
     json: bool,
 }
@@ -50,19 +50,19 @@ pub(crate) struct Options {
 /// What else the simulated world is good for.
 #[derive(clap::Subcommand)]
 enum Task {
-    /// What a stream of QPIP gets of a link, over loss, delay and window.
+    /// Measure the throughput of a QPIP stream by loss, delay and window.
     Goodput(goodput::Options),
 }
 
 const EXAMPLES: &str = "\
 Examples:
   quipu sim                       1000 seeds
-  quipu sim --minutes 60          for an hour
+  quipu sim --minutes 60          runs for an hour
   quipu sim --seed 4711           one seed again, with its log if it fails
   quipu sim --service ud          datagrams only; others are rc, uc, xrc, iwarp and qpip
 
-A seed decides the network, its faults and everything that programs do on it. The same seed gives
-the same run, to the last byte. A run that breaks a rule is named with the command that replays it.";
+A seed decides the network, its faults and all actions of the programs. The same seed gives the same
+run, to the last byte. For a run that breaks a rule, the output has the command that replays it.";
 
 /// Lines of the log that are shown of a failed seed.
 const LOG_LINES: usize = 200;
@@ -177,7 +177,7 @@ fn many(options: &Options, begun: Instant) -> Result<Sum, Failure> {
 
 fn duration(minutes: f64) -> Result<Duration, Failure> {
     Duration::try_from_secs_f64(minutes * 60.0).map_err(|error| {
-        Failure::new(format!("--minutes {minutes} makes no sense"), error, "give a number above 0")
+        Failure::new(format!("wrong value --minutes {minutes}"), error, "give a number above 0")
     })
 }
 

@@ -16,7 +16,7 @@ use super::{elf, libraries, run};
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// Show the connections of this user's programs: which are raised, and why others are not.
+    /// Show the connections of your programs: those through shared memory, and why others are not.
     #[arg(long, conflicts_with = "program")]
     report: bool,
     /// The program and its arguments.
@@ -35,16 +35,16 @@ Examples:
   quipu sockets -- redis-benchmark -t get      in another terminal
   quipu sockets --report                       in a third one
 
-The program runs unmodified, and behaves as without Quipu. A TCP connection whose two ends both run
-so on this machine is raised after a few messages: while both programs are awake, octets go through
-memory that they share. Everything else is the kernel's TCP: connections to other programs and to
-other machines, statically linked programs, and features that memory cannot carry.
-docs/sockets.md says more, and lists the programs that were tried.
+The program runs unmodified and behaves as without Quipu. If both ends of a TCP connection run under
+`quipu sockets` on this machine, it moves to shared memory after a few messages: while both programs
+are awake, their bytes go through memory. Everything else stays with the kernel's TCP: connections
+to other programs and machines, statically linked programs, and features that memory cannot carry.
+docs/sockets.md has details and the list of programs that were tried.
 
-Exit codes of quipu itself: 2 its options are wrong, 125 quipu cannot do it, 126 the program cannot
-be run, 127 there is no such program.
+Exit codes of quipu itself: 2 wrong options, 125 quipu failed, 126 the program cannot be run, 127
+there is no such program.
 
-Variables of the environment:
+Environment variables:
   QUIPU_SOCKETS        never: the program uses the kernel's TCP only
   QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command";
 
@@ -109,7 +109,7 @@ fn show() -> Result<ExitCode, Failure> {
     }
     processes.sort_by_key(|(process, _)| *process);
     if processes.iter().all(|(_, rows)| rows.is_empty()) {
-        println!("no connection of this user's programs has been asked for yet");
+        println!("none of your programs has opened a connection yet");
         return Ok(ExitCode::SUCCESS);
     }
     for (process, rows) in &processes {

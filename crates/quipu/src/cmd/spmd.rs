@@ -14,28 +14,28 @@ use super::failure::Failure;
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// Number of processes (ranks). By default 1, or one for each slot of the hosts.
+    /// Number of processes (ranks). Default: 1, or one for each slot of the hosts.
     #[arg(long = "ranks", short = 'n', value_name = "N")]
     ranks: Option<u32>,
-    /// Hosts to run on, in the order of their ranks: `a,b:2` gives one slot to a and two to b.
+    /// Hosts to run on, in rank order: `a,b:2` gives one slot to a and two to b.
     ///
-    /// Without numbers each host gets an equal share. `localhost` needs no ssh. IPv6 addresses stand in
+    /// Without numbers, each host gets an equal share. `localhost` needs no ssh. Write IPv6 addresses in
     /// brackets.
     #[arg(long, value_name = "HOSTS", conflicts_with = "hostfile")]
     hosts: Option<String>,
-    /// File with one host a line: `a`, `a:2` or `a slots=2`; `#` begins a comment.
+    /// File with one host on each line: `a`, `a:2` or `a slots=2`. `#` starts a comment.
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
     /// Command that runs a command line on a host. It must not ask for a password.
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
     ssh: String,
-    /// The quipu command on the other hosts; by default this one's path.
+    /// Path of the quipu command on the other hosts. Default: the path of this one.
     #[arg(long, value_name = "PATH")]
     remote_quipu: Option<String>,
-    /// Variable of the environment for ranks on other hosts, in addition to QUIPU_*: NAME or NAME=VALUE.
+    /// Environment variable for ranks on other hosts, in addition to QUIPU_*: NAME or NAME=VALUE.
     #[arg(long = "env", short = 'x', value_name = "NAME[=VALUE]")]
     variables: Vec<String>,
-    /// Whether `[RANK]` stands in front of each line of output; `auto`: if there are several ranks.
+    /// Whether to put `[RANK]` before each line of output. `auto`: if there are several ranks.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     label: Label,
     /// Run the ranks of this host for a launcher on another one.
@@ -63,20 +63,21 @@ Examples:
   quipu spmd -n 8 -- ./em3d                     eight processes on this machine
   quipu spmd -n 8 --hosts a,b -- ./em3d         four on a, four on b, started by ssh
   quipu spmd --hosts localhost:2,b:6 -- ./em3d
-  quipu spmd -n 4 --label never -- ./em3d       output without [RANK] in front
+  quipu spmd -n 4 --label never -- ./em3d       output without [RANK]
 
-The program finds its peers through PMI-1, as under mpiexec.hydra: programs of Split-C and Active
-Messages, and those of MPICH. The same program may also be started by mpirun, mpiexec.hydra or srun
-(docs/launch). On other hosts the program, the quipu command and the working directory have the same
-paths as here. Rank 0 reads standard input if it runs here.
+The program finds its peers through PMI-1, as under mpiexec.hydra. This suits programs of Split-C,
+Active Messages and MPICH. mpirun, mpiexec.hydra and srun can start the same programs (docs/launch).
+On other hosts, the program, the quipu command and the working directory must have the same paths as
+here. Rank 0 reads standard input if it runs here.
 
-The job ends with the last rank. If one is killed or ends with another exit code than 0, the others
-get SIGTERM, and SIGKILL two seconds later, and a message says which rank it was and why. Ctrl-C,
-SIGTERM and SIGHUP do the same; a second Ctrl-C kills at once. No rank outlives the command.
+The job ends with the last rank. If a rank is killed or exits with a code other than 0, the others
+get SIGTERM, and SIGKILL two seconds later. A message names the rank and the reason. Ctrl-C, SIGTERM
+and SIGHUP end all ranks in the same way; a second Ctrl-C kills them at once. No rank outlives the
+command.
 
-Exit codes: 0 all ranks have; otherwise that of the first rank that failed, 128 + the number of the
-signal that killed it; 1 a host was lost, 125 quipu cannot start the job, 126 and 127 the program
-cannot be run or is not there.";
+Exit codes: 0 if all ranks exit with 0; otherwise the code of the first rank that failed, or 128 +
+the signal that killed it. 1: a host was lost; 125: quipu cannot start the job; 126: the program
+cannot be run; 127: there is no such program.";
 
 /// Runs the job.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {

@@ -281,10 +281,16 @@ fn an_adapter_that_cannot_be_shared_says_why_and_what_to_do() {
         String::from_utf8(output.stderr).unwrap()
     };
     let lock = said([OWN, "lab.lock"]);
-    assert!(lock.contains("is no name") && lock.contains("name it with --share"), "{lock}");
+    assert!(
+        lock.contains("is not a valid name") && lock.contains("give another name with --share"),
+        "{lock}"
+    );
     let name = link.strip_prefix("share:").unwrap();
     let taken = said([OWN, name]);
-    assert!(taken.contains("choose another name") && !taken.contains("name it"), "{taken}");
+    assert!(
+        taken.contains("choose another name") && !taken.contains("give another name"),
+        "{taken}"
+    );
     let again = said([&link, "again"]);
     assert!(again.contains(&format!("attach programs to {link}")), "{again}");
 }

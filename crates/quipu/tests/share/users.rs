@@ -82,7 +82,9 @@ fn users_who_are_named_share_roots_adapter_and_no_memory_with_each_other() {
     let (guest, group) = (GUEST.to_string(), GROUP.to_string());
     let more = ["--user", &guest, "--user", "root", "--group", &group];
     let (mut nic, link, address) = shared_by(&mut Command::new(QUIPU), &more);
-    assert!(nic.until("those of").contains(&format!("group {group} by the link {link}")));
+    assert!(
+        nic.until("programs of").contains(&format!("group {group} attach with the link {link}"))
+    );
     let to = SocketAddr::new(address, 87);
     let one = serve(GUEST, &link, "87", "from a guest");
     let two = serve(GUEST, &link, "88", "from another program of the guest");
@@ -117,7 +119,7 @@ fn users_who_are_named_share_roots_adapter_and_no_memory_with_each_other() {
     }
 
     let refused = get(quipu_as(STRANGER, OTHER_GROUP), &link, to).unwrap_err();
-    let said = "root shares it, but not with this user; have it shared with you, by --user YOU";
+    let said = "root shares the adapter, but not with this user; ask for it to be shared with you";
     assert!(refused.contains(said), "{refused}");
     // Also where the kernel lets it in, as from file systems without lists of who may.
     let name = link.strip_prefix("share:").unwrap();
@@ -126,7 +128,7 @@ fn users_who_are_named_share_roots_adapter_and_no_memory_with_each_other() {
     let place = places.find(|place| fs::exists(place).unwrap()).unwrap();
     fs::set_permissions(place, fs::Permissions::from_mode(0o666)).unwrap();
     let refused = get(quipu_as(STRANGER, OTHER_GROUP), &link, to).unwrap_err();
-    let said = format!("its user, {STRANGER}, is none whom the adapter is shared with; have it");
+    let said = format!("the adapter is not shared with its user, {STRANGER}; ask for it");
     assert!(refused.contains(&said), "{refused}");
     assert_eq!(get(quipu_as(GUEST, GUEST), &link, to).as_deref(), Ok("from a guest"));
 }
@@ -164,7 +166,7 @@ fn one_user_does_not_take_all_places() {
     command.uid(GUEST).gid(GUEST).stdin(Stdio::piped());
     let mut greedy = Running::spawn(&mut command, "never");
     let said = greedy.until("HAS");
-    let why = format!("user {GUEST} has 32 programs attached, and leaves as many places to others");
+    let why = format!("user {GUEST} has 32 programs attached, and one guest may have at most half");
     assert!(said.contains("HAS 32: ") && said.contains(&why), "{said}");
     let to = SocketAddr::new(address, 90);
     let _server = serve(MEMBER, &link, "90", "from another user");
@@ -180,23 +182,29 @@ fn who_trusts_a_user_says_so() {
     let (guest, owner) = (GUEST.to_string(), owner());
     let (mut nic, link, address) = shared_by(&mut quipu_as(owner, owner), &["--user", &guest]);
     let named = format!("{link},user={owner}");
-    assert!(nic.until("those of").trim_end().ends_with(&named));
+    assert!(nic.until("programs of").trim_end().ends_with(&named));
     let to = SocketAddr::new(address, 89);
     let _server = serve(owner, &link, "89", "from the owner");
     let text = Ok("from the owner".to_owned());
     assert_eq!(get(quipu_as(GUEST, GUEST), &named, to), text);
     // Somebody else is another; root, too.
     let unnamed = get(quipu_as(GUEST, GUEST), &link, to).unwrap_err();
-    assert!(unnamed.contains("nobody who is trusted") && unnamed.contains(",user="), "{unnamed}");
+    assert!(
+        unnamed.contains("neither this user nor root") && unnamed.contains(",user="),
+        "{unnamed}"
+    );
     let stranger = get(quipu_as(STRANGER, STRANGER), &named, to).unwrap_err();
-    assert!(stranger.contains(&format!("user {owner} shares it, but not with")), "{stranger}");
+    assert!(
+        stranger.contains(&format!("user {owner} shares the adapter, but not with")),
+        "{stranger}"
+    );
     let nobody = get(quipu_as(GUEST, GUEST), &format!("{link},user=no-such-user"), to).unwrap_err();
     assert!(nobody.contains("there is no user no-such-user"), "{nobody}");
     // A folder that others can write to, or somebody else has made, is not looked at.
     let folder = format!("/dev/shm/quipu-public-{owner}");
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o757)).unwrap();
     let open = get(quipu_as(GUEST, GUEST), &named, to).unwrap_err();
-    assert!(open.contains("nobody who is trusted"), "{open}");
+    assert!(open.contains("neither this user nor root"), "{open}");
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(get(quipu_as(GUEST, GUEST), &named, to), text);
     nic.signal("TERM");

@@ -1,6 +1,6 @@
 //! Calls, and those that the language knows.
 
-use super::{Expr, Parser, Res};
+use super::{Expr, Parser, Place, Res};
 use crate::lex::Kind;
 use crate::types::{Reach, Ty};
 
@@ -61,7 +61,12 @@ impl Parser<'_> {
         if !wants.contains(&args.len()) {
             return Err(self.error_at(first, format!("'{name}' has a wrong number of arguments")));
         }
-        let args = args.iter().map(|arg| self.value(arg.clone())).collect::<Res<Vec<_>>>()?;
+        let takes_pointer = ["tolocal", "toproc", "tospread"].contains(&name);
+        let value = |arg: &Expr| match takes_pointer {
+            true => self.pointer(arg.clone()),
+            false => self.value(arg.clone()),
+        };
+        let args = args.iter().map(value).collect::<Res<Vec<_>>>()?;
         if name.ends_with("atomic") {
             return self.atomic(first, name, &args).map(Some);
         }
@@ -91,6 +96,17 @@ impl Parser<'_> {
             }
         };
         Ok(Some(self.expr(first, ty, Some(text))))
+    }
+
+    /// The value of an argument; of a number or structure in remote memory, its address.
+    fn pointer(&mut self, arg: Expr) -> Res<Expr> {
+        match &arg.place {
+            Place::Remote { addr, .. } if arg.ty.reach().is_none() => {
+                let (ty, text) = (Ty::global_ptr(arg.ty.clone()), Some(addr.clone()));
+                Ok(Expr { ty, text, place: Place::Here, ..arg })
+            }
+            _ => self.value(arg),
+        }
     }
 
     /// `atomic(f, g, numbers...)`: runs `f(local g, numbers...)` at the owner of `g`.

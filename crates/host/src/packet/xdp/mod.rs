@@ -81,22 +81,22 @@ impl XdpSocket {
         let at = |what| LinkError::at(spec, what);
         let socket = PacketSocket::open(spec, name, wanted)?;
         let station = socket.features().hardware.unwrap_or_default();
-        let map = program::make_map(queue).map_err(at("making a map of XDP sockets"))?;
+        let map = program::make_map(queue).map_err(at("creating a map of XDP sockets"))?;
         let program = program::load(station, &map).map_err(at("loading the XDP program"))?;
         let index = Name::new(name)
             .and_then(|name| interface::index(&control()?, name))
-            .map_err(at("looking at the interface"))?;
+            .map_err(at("reading the interface's settings"))?;
         // SAFETY: takes integers only.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        let fd = adopt_socket(fd).map_err(at("making an XDP socket"))?;
-        let frames = Frames::new(2 * COUNT as usize, SLOT).map_err(at("making room for frames"))?;
+        let fd = adopt_socket(fd).map_err(at("creating an XDP socket"))?;
+        let frames = Frames::new(2 * COUNT as usize, SLOT).map_err(at("allocating frames"))?;
         let [fill, sent] = register(&fd, &frames).map_err(at("sharing memory with the kernel"))?;
         let (filled, send) = rings(&fd).map_err(at("sharing memory with the kernel"))?;
         bind(&fd, index, queue).map_err(at("binding the XDP socket to the queue"))?;
         program::set(&map, queue, &fd).map_err(at("binding the XDP socket to the queue"))?;
         let link = program::attach(&program, index)
             .map_err(at("attaching the XDP program to the interface"))?;
-        let ready = both(&fd, &socket).map_err(at("making an epoll descriptor"))?;
+        let ready = both(&fd, &socket).map_err(at("creating an epoll descriptor"))?;
         let mut this = Self {
             features: features(socket.features()),
             fd,

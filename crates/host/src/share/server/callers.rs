@@ -108,7 +108,7 @@ impl Server {
         };
         let (socket, who) = (Arc::new(caller.socket), caller.who);
         let given = self.wanted(hello, who).and_then(|wanted| {
-            let failed = |error| format!("it has no room for one more program: {error}");
+            let failed = |error| format!("the adapter has no room for another program: {error}");
             Ok(self.give(number, &socket, who, wanted).map_err(failed)?)
         });
         match given {
@@ -135,16 +135,16 @@ impl Server {
     fn wanted(&mut self, hello: &[u8], who: Identity) -> Result<u64, Refusal> {
         let user = who.user;
         if !who.admitted {
-            let why = format!("its user, {user}, is none whom the adapter is shared with");
+            let why = format!("the adapter is not shared with its user, {user}");
             return Err(Refusal { why, stranger: true });
         }
         let mut hello = Reader::new(hello);
         let wanted = match (hello.word(), hello.word()) {
             (Some(HELLO), Some(wanted)) => wanted,
             (Some(first), _) if is_hello(first) => {
-                return Err("the program is of another version of Quipu".to_owned().into());
+                return Err("the program has another version of Quipu".to_owned().into());
             }
-            _ => return Err("the program speaks another language".to_owned().into()),
+            _ => return Err("the program uses another protocol".to_owned().into()),
         };
         self.unread.retain(|it| unix::has_unread(&it.socket));
         let attached = || {
@@ -164,11 +164,11 @@ impl Server {
         }
         Err(match of_all {
             MAX_TENANTS.. => {
-                format!("it takes {MAX_TENANTS} programs at a time, and all places are taken")
+                format!("{MAX_TENANTS} programs are attached, and that is the limit")
             }
             _ => format!(
-                "user {user} has {of_user} programs attached, and leaves as many places to others: \
-                 {MAX_TENANTS} is all that there are"
+                "user {user} has {of_user} programs attached, and one guest may have at most \
+                 half of the free slots ({MAX_TENANTS} in all)"
             ),
         }
         .into())

@@ -74,7 +74,7 @@ fn whoever_does_not_read_what_it_was_given_keeps_its_place() {
     let mut refusal = [0; MAX_MESSAGE];
     let len = sys::receive(&answered(&shared), &mut refusal).unwrap();
     let refusal = String::from_utf8_lossy(&refusal[..len]);
-    assert!(refusal.contains("it takes 64 programs at a time"), "{refusal}");
+    assert!(refusal.contains("64 programs are attached"), "{refusal}");
     // Who reads it is told that it was let go.
     let last = kept.pop().unwrap();
     assert_eq!(socket::receive(&last, &mut [0; MAX_MESSAGE]).unwrap().fds.len(), 2);

@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag};
-use quipu::{
-    Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, RemoteMemory, Request,
-};
+use quipu::{Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, Request};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -26,6 +24,9 @@ const RECEIVES: usize = 64;
 /// Requests under way in a flood.
 const FLOOD: u64 = 16;
 const SEGMENT: usize = 4 << 20;
+/// Receives for long sends, each of so many bytes.
+const LONG_RECEIVES: usize = 2 * FLOOD as usize;
+const LONG: usize = 1 << 20;
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +60,10 @@ pub fn quartile(values: &[f64], which: usize) -> f64 {
 struct Side {
     qp: QueuePair,
     cq: CompletionQueue,
+    /// For long sends.
+    long_qp: QueuePair,
+    long_cq: CompletionQueue,
+    long_memory: MemoryRegion,
     memory: MemoryRegion,
     done: [Completion; 16],
     bundle: Bundle,
@@ -76,6 +81,12 @@ impl Side {
         endpoint.set_tag(TAG)?;
         let cq = device.completion_queue(1024)?;
         let qp = port.domain().queue_pair(&cq, &cq).inline_data(128).build()?;
+        let long_cq = device.completion_queue(1024)?;
+        let long_qp = port.domain().queue_pair(&long_cq, &long_cq).build()?;
+        let long_memory = port.domain().register(LONG_RECEIVES * LONG, Access::LOCAL_WRITE)?;
+        for slot in 0..LONG_RECEIVES {
+            long_qp.post_recv(slot as u64, &[long_memory.sge(slot * LONG, LONG)?])?;
+        }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let memory = port.domain().register(2 * SEGMENT, access)?;
         endpoint.set_segment(Some(memory.remote(0, SEGMENT)?))?;
@@ -95,39 +106,57 @@ impl Side {
         for slot in 0..RECEIVES {
             qp.post_recv(slot as u64, &[memory.sge(SEGMENT + slot * 64, 64)?])?;
         }
-        Ok(Self { qp, cq, memory, done: Default::default(), bundle, endpoint, seen })
+        let done = Default::default();
+        Ok(Self { qp, cq, long_qp, long_cq, long_memory, memory, done, bundle, endpoint, seen })
     }
 
     /// What the other process has to know, as one line.
     fn introduction(&self) -> Outcome<String> {
         let name = self.endpoint.name()?.to_bytes();
-        let memory = self.memory.remote(0, SEGMENT)?.to_bytes();
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        Ok(format!("{} {} {}", hex(&name), self.qp.endpoint(), hex(&memory)))
+        let ends = [self.qp.endpoint(), self.long_qp.endpoint()].map(|end| end.to_string());
+        Ok(format!("{} {}", hex(&name), ends.join(" ")))
     }
 
-    fn meet(&self, line: &str) -> Outcome<RemoteMemory> {
+    fn meet(&self, line: &str) -> Outcome {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [name, endpoint, memory] = words[..] else { return Err(line.to_owned().into()) };
+        let [name, short, long] = words[..] else { return Err(line.to_owned().into()) };
         let name = Name::from_bytes(&bytes_of(name)?).ok_or("no name")?;
         self.endpoint.map(0, name, TAG)?;
-        self.qp.connect(&endpoint.parse()?)?;
-        Ok(RemoteMemory::from_bytes(&bytes_of(memory)?))
+        self.qp.connect(&short.parse()?)?;
+        self.long_qp.connect(&long.parse()?)?;
+        Ok(())
     }
 
-    /// Waits for one message over the queue pair, and makes room for another.
-    fn receive(&mut self) -> Outcome {
-        loop {
-            let found = self.cq.poll(&mut self.done)?;
+    /// Takes so many long messages.
+    fn receive_long(&mut self, count: u64) -> Outcome {
+        let mut taken = 0;
+        while taken < count {
+            let found = self.long_cq.poll(&mut self.done)?;
             for done in &self.done[..found] {
-                let slot = done.wr_id as usize;
-                let sge = self.memory.sge(SEGMENT + slot * 64, 64)?;
-                self.qp.post_recv(done.wr_id, &[sge])?;
+                let sge = self.long_memory.sge(done.wr_id as usize * LONG, LONG)?;
+                self.long_qp.post_recv(done.wr_id, &[sge])?;
             }
-            if found > 0 {
-                return Ok(());
-            }
+            taken += found as u64;
         }
+        Ok(())
+    }
+
+    /// Takes the messages that have come over the queue pair, and makes room for others; how many.
+    fn take(&mut self) -> Outcome<usize> {
+        let found = self.cq.poll(&mut self.done)?;
+        for done in &self.done[..found] {
+            let slot = done.wr_id as usize;
+            let sge = self.memory.sge(SEGMENT + slot * 64, 64)?;
+            self.qp.post_recv(done.wr_id, &[sge])?;
+        }
+        Ok(found)
+    }
+
+    /// Waits for one message over the queue pair.
+    fn receive(&mut self) -> Outcome {
+        while self.take()? == 0 {}
+        Ok(())
     }
 
     fn send(&self) -> Outcome {
@@ -170,6 +199,7 @@ pub fn answer() -> Outcome {
                     side.send()?;
                 }
             }
+            "long" => side.receive_long(count)?,
             "am" => {
                 let until = side.seen.load(Ordering::Relaxed) + count;
                 side.poll_until(until)?;
@@ -182,7 +212,6 @@ pub fn answer() -> Outcome {
 /// The process that measures.
 struct Meter {
     side: Side,
-    remote: RemoteMemory,
     child: Child,
     to_child: ChildStdin,
     _from_child: BufReader<ChildStdout>,
@@ -203,9 +232,9 @@ impl Meter {
         let mut from_child = BufReader::new(child.stdout.take().ok_or("no pipe")?);
         let mut line = String::new();
         from_child.read_line(&mut line)?;
-        let remote = side.meet(&line)?;
+        side.meet(&line)?;
         writeln!(to_child, "{}", side.introduction()?)?;
-        Ok(Self { side, remote, child, to_child, _from_child: from_child })
+        Ok(Self { side, child, to_child, _from_child: from_child })
     }
 
     fn order(&mut self, task: &str, count: u64) -> Outcome {
@@ -257,17 +286,18 @@ impl Meter {
         Ok(nanoseconds(began) / f64::from(messages - 1))
     }
 
-    /// Bytes in a nanosecond by writes of the queue pair, so many under way.
+    /// Bytes in a nanosecond by sends of the queue pair, so many under way.
     fn raw_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
-        let source = [self.side.memory.sge(SEGMENT + 4096, len)?];
+        self.order("long", count)?;
+        let source = [self.side.long_memory.sge(0, len)?];
         let (mut sent, mut done) = (0, 0);
         let began = Instant::now();
         while done < count {
             while sent < count && sent - done < FLOOD {
-                self.side.qp.post_send(&Request::write(&source, self.remote))?;
+                self.side.long_qp.post_send(&Request::send(&source))?;
                 sent += 1;
             }
-            done += self.side.cq.poll(&mut self.side.done)? as u64;
+            done += self.side.long_cq.poll(&mut self.side.done)? as u64;
         }
         Ok(count as f64 * len as f64 / nanoseconds(began))
     }
@@ -275,7 +305,7 @@ impl Meter {
     /// The same by bulk requests, whose handlers do not reply.
     fn am_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
         self.order("am", count + 1)?;
-        let source = self.side.memory.sge(SEGMENT + 4096, len)?;
+        let source = self.side.long_memory.sge(0, len)?;
         let endpoint = &self.side.endpoint;
         let seen = self.side.seen.load(Ordering::Relaxed);
         let began = Instant::now();
@@ -293,6 +323,74 @@ impl Meter {
         self.side.poll_until(seen + 1)?;
         Ok(count as f64 * len as f64 / nanoseconds(began))
     }
+}
+
+/// Half a round trip between two ends that one thread polls in turns, in nanoseconds: what both
+/// spend on it.
+struct OneThread([Side; 2]);
+
+impl OneThread {
+    fn new() -> Outcome<Self> {
+        let ends = [Side::new()?, Side::new()?];
+        ends[0].meet(&ends[1].introduction()?)?;
+        ends[1].meet(&ends[0].introduction()?)?;
+        Ok(Self(ends))
+    }
+
+    fn raw(&mut self, messages: u32) -> Outcome<f64> {
+        let [here, there] = &mut self.0;
+        let began = Instant::now();
+        for _ in 0..messages {
+            here.send()?;
+            while there.take()? == 0 {}
+            there.send()?;
+            while here.take()? == 0 {}
+        }
+        Ok(nanoseconds(began) / f64::from(messages) / 2.0)
+    }
+
+    fn am(&mut self, messages: u32) -> Outcome<f64> {
+        let [here, there] = &self.0;
+        let mut seen = here.seen.load(Ordering::Relaxed);
+        let began = Instant::now();
+        for round in 0..messages {
+            let sent = || here.endpoint.try_request(0, ECHO, &[round.cast_signed(), 1]);
+            while let Err(error) = sent() {
+                if !matches!(error, quipu::am::Error::Call(CallError::WouldBlock)) {
+                    return Err(error.into());
+                }
+                here.bundle.poll()?;
+                there.bundle.poll()?;
+            }
+            seen += 1;
+            while here.seen.load(Ordering::Relaxed) < seen {
+                there.bundle.poll()?;
+                here.bundle.poll()?;
+            }
+        }
+        Ok(nanoseconds(began) / f64::from(messages) / 2.0)
+    }
+}
+
+/// Measures what one thread spends that is both ends.
+///
+/// # Errors
+///
+/// The adapter fails.
+pub fn cost(extent: Extent) -> Outcome<Line> {
+    let mut ends = OneThread::new()?;
+    let what = "both ends in one thread, ns";
+    let mut line = Line { what, raw: Vec::new(), am: Vec::new() };
+    let messages = (extent.messages / 10).max(2);
+    for _ in 0..2 {
+        ends.raw(messages)?;
+        ends.am(messages)?;
+    }
+    for _ in 0..10 * extent.rounds {
+        line.raw.push(ends.raw(messages)?);
+        line.am.push(ends.am(messages)?);
+    }
+    Ok(line)
 }
 
 fn nanoseconds(began: Instant) -> f64 {

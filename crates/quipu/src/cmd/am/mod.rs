@@ -20,7 +20,7 @@ pub(crate) struct Options {
 enum Task {
     /// Measure Active Messages next to the queue pair below, between two processes.
     Bench(BenchOptions),
-    /// The other process of a measurement.
+    /// Run the other process of a measurement.
     #[command(hide = true)]
     Answer,
 }
@@ -29,10 +29,10 @@ enum Task {
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 struct BenchOptions {
-    /// Measure each value so often, in turns.
+    /// Rounds: how often each value is measured, alternating.
     #[arg(long, default_value_t = 15, value_name = "N")]
     rounds: u32,
-    /// Short messages of a turn.
+    /// Short messages in each round.
     #[arg(long, default_value_t = 20_000, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..))]
     messages: u32,
@@ -48,7 +48,7 @@ Examples:
   QUIPU_ADDRESS=::1 quipu am bench --json       of IPv6, for programs
 
 Each line has the lower quartile, median and upper quartile over the rounds. The last column is the
-median of the differences or ratios within a round, so that what disturbs both does not count.";
+median of the differences or ratios within a round, which cancels disturbances of both.";
 
 /// Runs `quipu am`.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -62,7 +62,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             let mut peer = Command::new(std::env::current_exe()?);
             peer.args(["am", "answer"]);
             let extent = Extent { rounds: options.rounds.max(1), messages: options.messages };
-            let lines = bench::measure(peer, extent).map_err(failed)?;
+            let mut lines = bench::measure(peer, extent).map_err(failed)?;
+            lines.push(bench::cost(extent).map_err(failed)?);
             if options.json { print_json(&lines) } else { print_table(&lines) }
         }
     }

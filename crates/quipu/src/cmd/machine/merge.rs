@@ -12,7 +12,7 @@ use crate::cmd::failure::Failure;
 /// Which parts.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// What `quipu machine run --shard N/OF --json` has printed, in any order.
+    /// Outputs of `quipu machine run --shard N/OF --json`, in any order.
     #[arg(required = true)]
     parts: Vec<PathBuf>,
     #[command(flatten)]
@@ -28,13 +28,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             Failure::new(format!("{name} cannot be read"), error, "give files that exist")
         })?;
         let part: Results = serde_json::from_str(&text).map_err(|error| {
-            let remedy = "give what quipu machine run --shard N/OF --json has printed";
-            Failure::new(format!("{name} is no part of a sweep"), error, remedy)
+            let remedy = "give the output of quipu machine run --shard N/OF --json";
+            Failure::new(format!("{name} is not a part of a sweep"), error, remedy)
         })?;
         parts.push(part);
     }
     let whole = merge(parts).map_err(|error| {
-        Failure::new("the parts are no whole", error, "give all parts of one sweep, each once")
+        Failure::new("the parts are not a whole sweep", error, "give each part of one sweep once")
     })?;
     options.output.show(&whole)?;
     Ok(ExitCode::SUCCESS)

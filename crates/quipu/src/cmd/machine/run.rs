@@ -34,10 +34,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PACKET", conflicts_with_all = ["json", "svg", "shard"],
           value_parser = clap::value_parser!(u64).range(1..))]
     trace: Option<u64>,
-    /// Run each plan twice, and fail if the two differ in anything.
+    /// Run each plan twice, and fail if the results differ.
     #[arg(long)]
     twice: bool,
-    /// Threads; as many as there are processors by default.
+    /// Number of threads. Default: the number of processors.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     #[command(flatten)]
@@ -82,7 +82,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
 fn read(source: &Source, point: &[Setting]) -> Result<Plan, Failure> {
     Plan::parse_with(&source.text, point).map_err(|error| {
         let remedy = "correct it; quipu machine show prints a plan with all its keys";
-        Failure::new(format!("{} is no plan that can be run", source.name), error, remedy)
+        Failure::new(format!("{} is not a plan that can run", source.name), error, remedy)
     })
 }
 
@@ -99,7 +99,11 @@ fn stopped(name: &str, error: &RunError) -> Failure {
 fn trace(source: &Source, jobs: &[Job], packet: u64) -> Result<ExitCode, Failure> {
     let [job] = jobs else {
         let why = format!("there are {} runs", jobs.len());
-        return Err(Failure::new("a packet is of one run", why, "give --set one value each"));
+        return Err(Failure::new(
+            "--trace shows a packet of one run",
+            why,
+            "give --set one value each",
+        ));
     };
     let options = RunOptions { trace: packet, progress: None };
     let (_, stages) =

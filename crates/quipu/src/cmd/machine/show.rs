@@ -52,7 +52,7 @@ pub(crate) fn show(options: &ShowOptions) -> Result<ExitCode, Failure> {
         Setting { key: key.into(), value: value.into() }
     });
     let plan = Plan::parse_with(&source.text, &settings.collect::<Vec<_>>()).map_err(|error| {
-        Failure::new(format!("{} is no plan that can be run", source.name), error, "correct it")
+        Failure::new(format!("{} is not a plan that can run", source.name), error, "correct it")
     })?;
     print!("{}", plan.to_toml());
     Ok(ExitCode::SUCCESS)

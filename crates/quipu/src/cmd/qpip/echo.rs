@@ -42,7 +42,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let adapter = options.link.open_until_signal(Signal::Ends)?;
     let mut server = Server::new(&adapter, options)?;
     println!("{}", describe(&adapter)?);
-    println!("sending back what comes to port {}; Ctrl-C ends it", server.listener.port());
+    println!("returning everything sent to port {}; Ctrl-C ends it", server.listener.port());
     let outcome = server.run(options.wait).map_err(failed);
     super::unless_gone(&adapter, outcome.map(|()| ExitCode::SUCCESS))
 }
@@ -100,8 +100,8 @@ impl Server {
         let pd = adapter.protection_domain().map_err(failed)?;
         let cq = adapter.completion_queue(((CLIENTS + 1) * PLACES) as u32).map_err(failed)?;
         let taken = |port| {
-            let what = format!("cannot listen at port {port}");
-            move |error| Failure::new(what, error, "choose another with --port")
+            let what = format!("cannot listen on port {port}");
+            move |error| Failure::new(what, error, "choose another port with --port")
         };
         let (port, settings) = (options.port, options.mode.settings());
         let listener = adapter.listen(port, &settings, 8).map_err(taken(port))?;
@@ -238,7 +238,7 @@ fn sockets(port: u16) -> std::io::Result<ExitCode> {
     let port = udp.local_addr()?.port();
     let tcp = SocketListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| SocketListener::bind(("0.0.0.0", port)))?;
-    println!("sending back what comes to port {port}; Ctrl-C ends it");
+    println!("returning everything sent to port {port}; Ctrl-C ends it");
     thread::spawn(move || {
         let mut buffer = vec![0; LEN];
         loop {

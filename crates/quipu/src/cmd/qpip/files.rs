@@ -49,7 +49,7 @@ impl Opened {
     fn blame(&self, error: io::Error) -> io::Error {
         let name = self.place.display();
         let said = match error.kind() {
-            io::ErrorKind::UnexpectedEof => format!("{name} has become shorter while it was sent"),
+            io::ErrorKind::UnexpectedEof => format!("{name} became shorter while it was sent"),
             _ => format!("cannot read {name}: {error}"),
         };
         io::Error::new(error.kind(), said)

@@ -195,7 +195,7 @@ fn a_large_file_is_read_as_it_is_sent() {
     assert_eq!(len as u64, PIECE);
     file.set_len(5).unwrap();
     let said = data.piece(memory, KEPT_FILE, 10).unwrap_err().to_string();
-    assert!(said.ends_with("/large has become shorter while it was sent"), "{said}");
+    assert!(said.ends_with("/large became shorter while it was sent"), "{said}");
 }
 
 #[test]

@@ -22,17 +22,17 @@ use crate::cmd::failure::Failure;
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// The addresses of the pages: http://HOST[:PORT][/PATH].
+    /// URLs of the pages: http://HOST[:PORT][/PATH].
     #[arg(value_name = "URL", value_parser = url, required = true)]
     urls: Vec<Url>,
-    /// The file that they go to, one behind the other, instead of standard output.
+    /// Write all pages into this file, one after the other, instead of to standard output.
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  python3 -m http.server --bind 10.9.0.1 8000            any server, behind the kernel's end of qp0
+  python3 -m http.server --bind 10.9.0.1 8000            any server, at the kernel's end of qp0
   sudo quipu qpip get --link tap:qp0 --address 10.9.0.2/24 http://10.9.0.1:8000/";
 
 /// Longest address of a page (RFC 9110 4.1 wants 8000 octets at least), and a request with all around it.
@@ -47,7 +47,7 @@ struct Url {
 }
 
 fn url(text: &str) -> Result<Url, String> {
-    let rest = after_scheme(text).ok_or("only http:// is spoken here")?;
+    let rest = after_scheme(text).ok_or("only http:// is supported")?;
     // What is behind a number sign is for whoever shows the page (RFC 9110 7.1).
     let rest = rest.split('#').next().unwrap_or_default();
     let (host, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
@@ -55,10 +55,10 @@ fn url(text: &str) -> Result<Url, String> {
     let host = host.strip_suffix(':').unwrap_or(host);
     // What cannot be in a URL must not come into the request.
     if host.is_empty() || text.bytes().any(|byte| byte <= b' ' || byte >= 0x7f) {
-        return Err("give http://HOST[:PORT][/PATH], with other characters encoded".into());
+        return Err("give http://HOST[:PORT][/PATH], and encode other characters as %XX".into());
     }
     if text.len() > MAX_URL {
-        return Err("longer than servers take".into());
+        return Err("longer than servers accept".into());
     }
     let slash = if path.starts_with('/') { "" } else { "/" };
     Ok(Url { host: host.to_owned(), path: format!("{slash}{path}") })
@@ -89,7 +89,7 @@ const RECEIVES: usize = 32;
 const LEN: usize = 64 << 10;
 const SEND: u64 = u64::MAX;
 /// What to do if the server ends a connection before it has answered.
-const NO_ANSWER: &str = "does the server say why?";
+const NO_ANSWER: &str = "the server may know why: look at its messages";
 /// How long the server may take to close when this end has.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -179,7 +179,7 @@ impl Write for Output {
 fn server(url: &Url) -> Result<Vec<SocketAddr>, Failure> {
     let servers = url.server().map_err(|error| {
         let what = format!("cannot find {}", url.host);
-        Failure::new(what, error, "give the address as numbers")
+        Failure::new(what, error, "give the server as an IP address")
     })?;
     servers.into_iter().map(with_port).collect()
 }
@@ -210,7 +210,7 @@ impl<'a> Connection<'a> {
                 Err(failure) => drop(outcome.get_or_insert(failure)),
             }
         }
-        let none = || Failure::new("cannot connect", "there is no address", "");
+        let none = || Failure::new("cannot connect", "the name has no address", "");
         Err(outcome.unwrap_or_else(none))
     }
 

@@ -44,13 +44,13 @@ pub(crate) struct Options {
 
 #[derive(clap::Subcommand)]
 enum Tool {
-    /// Serve files or a page by HTTP from queue pairs: curl and browsers are the peers.
+    /// Serve files or a page by HTTP from queue pairs, for curl and browsers.
     Serve(serve::Options),
     /// Fetch pages by HTTP through a queue pair, from any server.
     Get(get::Options),
     /// Measure bulk transfer as iperf3 does, with iperf3 at the other end.
     Iperf3(iperf3::Options),
-    /// Standard input to a peer, and what it sends to standard output, in the manner of netcat.
+    /// Send standard input to a peer, and write what it sends to standard output, like netcat.
     Nc(nc::Options),
     /// Measure bulk transfer between queue pairs, or between a queue pair and a socket.
     Ttcp(ttcp::Options),
@@ -59,8 +59,8 @@ enum Tool {
 }
 
 const SIGNALS: &str = "\
-Exit codes: 0 done, 1 failed. Ctrl-C and SIGTERM are the end of servers, which have no other: 0. A
-tool that one of them ends before it is done has 130 or 143.";
+Exit codes: 0 done, 1 failed. Ctrl-C and SIGTERM end a server with 0. A tool that they end early
+exits with 130 or 143.";
 
 /// Runs it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -106,20 +106,20 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// Where the adapter is.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct LinkOptions {
-    /// The packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`;
-    /// or `share:NAME`, the adapter of a `quipu nic --share NAME` that this user runs, or else root, and
-    /// `share:NAME,user=USER`, of one that another user runs.
+    /// Packet link: `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME` or `udp:ADDRESS:PORT`.
+    /// `share:NAME` is the adapter of a `quipu nic --share NAME` of this user or, if there is none, of root;
+    /// `share:NAME,user=USER` is that of another user.
     #[arg(long, short = 'L', env = "QUIPU_QPIP_LINK", value_name = "LINK",
           value_parser = trimmed::<LinkSpec>)]
     link: Option<LinkSpec>,
-    /// An address of the adapter with the length of its prefix, such as 10.9.0.2/24. It must be free: no
-    /// other station on the link may have it, nor the kernel. May be given several times.
+    /// Address of the adapter with its prefix length, such as 10.9.0.2/24. Neither the kernel nor another
+    /// station on the link may have it. May be given several times.
     ///
-    /// Without any the adapter has what the link gives it: on Ethernet a link-local IPv6 address.
+    /// Default: the address that the link provides; on Ethernet, a link-local IPv6 address.
     #[arg(long, short, env = "QUIPU_QPIP_ADDRESS", value_name = "ADDRESS/LEN",
           value_delimiter = ',', value_parser = address)]
     address: Vec<(IpAddr, u8)>,
-    /// Who forwards to hosts that are not neighbours. May be given several times.
+    /// Router to hosts on other networks. May be given several times.
     #[arg(long, short, env = "QUIPU_QPIP_GATEWAY", value_name = "ADDRESS", value_delimiter = ',',
           value_parser = peer_address)]
     gateway: Vec<IpAddr>,
@@ -129,9 +129,7 @@ pub(crate) struct LinkOptions {
 
 fn address(text: &str) -> Result<(IpAddr, u8), String> {
     parse_address(text).ok_or_else(|| {
-        "give an address that one station can have, with the length of its prefix, such as 10.9.0.2/24 or \
-         fd09::2/64"
-            .into()
+        "give a host address with its prefix length, such as 10.9.0.2/24 or fd09::2/64".into()
     })
 }
 
@@ -140,7 +138,7 @@ fn peer_address(text: &str) -> Result<IpAddr, String> {
     let text = text.trim();
     text.parse().map_err(|error: std::net::AddrParseError| match text.split_once('%') {
         Some((address, zone)) if address.parse::<IpAddr>().is_ok() => {
-            format!("leave \"%{zone}\" out: the adapter has one link")
+            format!("leave out \"%{zone}\": the adapter has only one link")
         }
         _ => error.to_string(),
     })
@@ -151,24 +149,24 @@ impl LinkOptions {
     pub(crate) fn open(&self) -> Result<Adapter, Failure> {
         let Some(link) = self.link.clone() else {
             let remedy = "give one with --link, such as tap:qp0 or udp:127.0.0.1:4000, or set \
-                          QUIPU_QPIP_LINK; `quipu help nic` says which there are";
-            return Err(Failure::new("cannot bring up an adapter", "it has no link", remedy));
+                QUIPU_QPIP_LINK; `quipu help nic` lists the links";
+            return Err(Failure::new("cannot start an adapter", "no link was given", remedy));
         };
         let (addresses, gateways) = (self.address.clone(), self.gateway.clone());
         let config = Config::from_env().map_err(|error| Failure::new("cannot begin", error, ""))?;
         if self.capture.is_wanted() && matches!(link, LinkSpec::Share { .. }) {
-            let remedy = "give --pcap to the `quipu nic` that shares it";
-            let why = "the packets are those of another process";
+            let remedy = "give --pcap to the `quipu nic` that shares the adapter";
+            let why = "another process handles the packets of a shared adapter";
             return Err(Failure::new("cannot capture packets", why, remedy));
         }
         let capture = self.capture.config(config.capture)?;
         let qpip = QpipConfig { link, addresses, gateways };
         let adapter = Adapter::open_with(Config { qpip: Some(qpip), capture, ..config })
-            .map_err(|error| Failure::new("cannot bring up the adapter", error, ""))?;
+            .map_err(|error| Failure::new("cannot start the adapter", error, ""))?;
         if adapter.info().map_err(failed)?.addresses.is_empty() {
-            let remedy = "give it one with --address, such as fd09::2/64";
-            let why = "it has no address, and this link gives it none";
-            return Err(Failure::new("cannot bring up the adapter", why, remedy));
+            let remedy = "give an address with --address, such as fd09::2/64";
+            let why = "no address was given, and this link provides none";
+            return Err(Failure::new("cannot start the adapter", why, remedy));
         }
         Ok(adapter)
     }
@@ -253,7 +251,7 @@ pub(crate) fn describe(adapter: &Adapter) -> Result<String, Failure> {
         text += &format!(", segments of up to {} bytes cut by the link", info.segment);
     }
     if !info.enter.is_empty() {
-        text += &format!("\nits network is entered by: {} COMMAND", info.enter.join(" "));
+        text += &format!("\nto run a command in its network: {} COMMAND", info.enter.join(" "));
     }
     Ok(text)
 }
@@ -263,13 +261,13 @@ pub(crate) fn failed(error: Error) -> Failure {
     Failure::new("the adapter", error, "")
 }
 
-/// Whether peers are told by messages or take a stream.
+/// Whether the connection keeps message boundaries or is a byte stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum ModeOption {
-    /// A send is found whole in one receive by the other queue pair.
+    /// The other queue pair receives each send whole, in one receive.
     #[default]
     Message,
-    /// Boundaries mean nothing, as for sockets.
+    /// A byte stream without message boundaries, as for sockets.
     Stream,
 }
 
@@ -283,8 +281,8 @@ impl ModeOption {
     }
 }
 
-/// Connects. As long as nobody says otherwise the peer may be there, and TCP goes on trying for minutes (RFC
-/// 9293, MUST-23): whoever waits for it is told so.
+/// Connects. Without any reply, TCP retries for minutes (RFC 9293, MUST-23): then this says on standard
+/// error that it waits.
 fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<(), Failure> {
     let (waiting, end) = channel::<()>();
     let outcome = thread::scope(|scope| {
@@ -303,7 +301,8 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
 /// Whoever waits for a connection is told so.
 fn say_waiting(to: SocketAddr) {
     eprintln!(
-        "quipu: waiting for an answer from {to}; after three minutes it is given up, Ctrl-C ends it now"
+        "quipu: waiting for an answer from {to}; gives up after three minutes, Ctrl-C ends it \
+         now"
     );
 }
 
@@ -322,8 +321,8 @@ fn with_port(to: SocketAddr) -> Result<SocketAddr, Failure> {
     if to.port() != 0 {
         return Ok(to);
     }
-    let why = "port 0 is no port of a server";
-    Err(Failure::new(format!("cannot connect to {}", to.ip()), why, "name the server's port"))
+    let why = "a server cannot have port 0";
+    Err(Failure::new(format!("cannot connect to {}", to.ip()), why, "give the server's port"))
 }
 
 /// How the engine says that nothing leads to a peer, before it has sent anything and after.
@@ -334,18 +333,19 @@ fn unreachable(to: SocketAddr, error: &dyn std::fmt::Display) -> Failure {
     let why = error.to_string();
     // Then the server has no part in it: nothing was sent, or nobody has the address.
     let remedy = if why.contains(NO_ROUTE) {
-        "does an address of this adapter share the peer's network (--address), or is there a router \
-         (--gateway), and are both ends on one link?"
+        "give the adapter an address in the peer's network (--address) or a router (--gateway), \
+         and check that both ends are on one link"
     } else {
-        "is the server running, at that port, and can `ping` reach this adapter from there (but over a udp: \
-         link)?"
+        "check that the server runs on that port, and (except over a udp: link) that `ping` \
+         reaches this adapter from there"
     };
     Failure::new(format!("cannot connect to {to}"), why, remedy)
 }
 
 /// The same of a socket, which has no adapter of ours.
 fn no_server(to: SocketAddr, error: &dyn std::fmt::Display) -> Failure {
-    Failure::new(format!("cannot connect to {to}"), error, "is the server running, at that port?")
+    let remedy = "check that the server runs on that port";
+    Failure::new(format!("cannot connect to {to}"), error, remedy)
 }
 
 #[cfg(test)]
@@ -379,14 +379,14 @@ mod tests {
         let said = unreachable(to, &quipu_host::inet::tcp::Failure::Unreachable).to_string();
         assert!(said.contains("--gateway"), "{said}");
         let said = unreachable(to, &quipu_host::inet::tcp::Failure::Refused).to_string();
-        assert!(said.contains("is the server running"), "{said}");
+        assert!(said.contains("the server runs on that port"), "{said}");
     }
 
     #[test]
     fn a_server_has_a_port() {
         assert!(with_port("[::1]:1".parse().unwrap()).is_ok());
         let said = with_port("[::1]:0".parse().unwrap()).unwrap_err().to_string();
-        assert!(said.contains("cannot connect to ::1: port 0"), "{said}");
+        assert!(said.contains("cannot connect to ::1: a server cannot have port 0"), "{said}");
     }
 
     #[test]
@@ -404,7 +404,7 @@ mod tests {
         }
         for zone in ["fe80::1%qp0", "fe80::1%2"] {
             let said = peer_address(zone).unwrap_err();
-            assert!(said.starts_with("leave \"%") && said.contains(&zone[7..]), "{said}");
+            assert!(said.starts_with("leave out \"%") && said.contains(&zone[7..]), "{said}");
         }
         for bad in ["%qp0", "fe80::1:%qp0", "a%b"] {
             assert_eq!(peer_address(bad).unwrap_err(), "invalid IP address syntax");

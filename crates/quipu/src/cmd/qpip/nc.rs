@@ -20,17 +20,17 @@ use crate::cmd::failure::Failure;
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// The server's address.
+    /// Address of the server.
     #[arg(value_name = "SERVER", required_unless_present = "listen", requires = "port",
           value_parser = super::peer_address)]
     server: Option<IpAddr>,
-    /// Its TCP port.
+    /// TCP port of the server.
     #[arg(value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Wait for one client at this TCP port instead (0: one that is free).
+    /// Wait for one client on this TCP port instead (0: any free port).
     #[arg(long, short, value_name = "PORT", conflicts_with = "server")]
     listen: Option<u16>,
-    /// Send nothing, and end when the peer has: for peers that end at once when they are told the end.
+    /// Send nothing, and end when the peer ends: for peers that exit when their input ends.
     #[arg(long, short = 'd')]
     no_input: bool,
 }
@@ -38,12 +38,12 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   sudo quipu qpip nc -L tap:qp0 -a 10.9.0.2/24 -l 5003 > copy     waits for one client
-  nc -N 10.9.0.2 5003 < file                                      which may be any
+  nc -N 10.9.0.2 5003 < file                                      any client
   nc -l 10.9.0.1 5003 > copy                                      any server
   sudo quipu qpip nc -L tap:qp0 -a 10.9.0.2/24 10.9.0.1 5003 < file
 
-The end of the input ends the stream in that direction only: what the peer sends after it still
-comes. It is over when both have ended.";
+The end of the input closes the stream in that direction only; data from the peer still arrives. The
+command ends when both directions have ended.";
 
 /// Requests that are posted at once in each direction, and their length. The receives come first.
 const RECEIVES: u64 = 32;
@@ -67,8 +67,8 @@ fn talk(options: &Options, adapter: &Adapter) -> Result<ExitCode, Failure> {
         (_, _, listen) => {
             let port = listen.unwrap_or(0);
             let listener = adapter.listen(port, &settings, 1).map_err(|error| {
-                let what = format!("cannot listen at port {port}");
-                Failure::new(what, error, "choose another with --listen")
+                let what = format!("cannot listen on port {port}");
+                Failure::new(what, error, "choose another port with --listen")
             })?;
             listener.offer(&end.qp).map_err(failed)?;
             for address in adapter.info().map_err(failed)?.addresses {
@@ -231,9 +231,12 @@ impl End {
 /// Whether an end is a good one.
 fn ended(change: TcpChange) -> Result<(), Failure> {
     match change {
-        TcpChange::Failed(failure) => {
-            Err(Failure::new("the connection", Error::Tcp(failure), "is the peer still there?"))
-        }
+        TcpChange::Failed(failure) => Err(Failure::new(
+            "the connection",
+            Error::Tcp(failure),
+            "check whether the peer \
+                still runs",
+        )),
         TcpChange::Aborted => Err(Failure::new("the connection", "ended by a signal", "")),
         _ => Ok(()),
     }
@@ -259,7 +262,7 @@ mod tests {
         let client = line(&["10.9.0.1", "7"]).unwrap().options;
         assert_eq!((client.server, client.port), (Some([10, 9, 0, 1].into()), Some(7)));
         let zone = line(&["fe80::1%qp0", "7"]).err().unwrap().to_string();
-        assert!(zone.contains("leave \"%qp0\" out"), "{zone}");
+        assert!(zone.contains("leave out \"%qp0\""), "{zone}");
         assert_eq!(line(&["-l", "7"]).unwrap().options.listen, Some(7));
         for bad in [&[] as &[&str], &["10.9.0.1"], &["10.9.0.1", "0"], &["-l", "7", "::1", "7"]] {
             assert!(line(bad).is_err(), "{bad:?}");

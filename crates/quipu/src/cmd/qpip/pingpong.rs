@@ -25,30 +25,30 @@ use crate::cmd::failure::Failure;
 pub(crate) struct Options {
     #[command(flatten)]
     pub(super) link: LinkOptions,
-    /// The server's address; without one, be the server, which sends everything back.
+    /// Address of the server. Without one, run as the server, which returns what it receives.
     #[arg(value_name = "SERVER", value_parser = super::peer_address)]
     server: Option<IpAddr>,
-    /// The port, of TCP and of UDP; a server takes one that is free in place of 0.
+    /// TCP and UDP port. With 0, a server takes a free one.
     #[arg(long, short, default_value_t = 5002, value_name = "PORT")]
     pub(super) port: u16,
-    /// Bytes of a message.
+    /// Bytes of each message.
     #[arg(long, short, default_value_t = 1, value_name = "BYTES",
           value_parser = clap::value_parser!(u32).range(1..=65_000))]
     size: u32,
-    /// Round trips.
+    /// Number of round trips.
     #[arg(long, short = 'n', default_value_t = 10_000, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     count: u32,
-    /// By UDP instead of TCP.
+    /// Use UDP instead of TCP.
     #[arg(long)]
     udp: bool,
-    /// How the stream of TCP is used; by default so that the other end may be a socket.
+    /// Mode of the TCP connection. The default also works with a socket at the other end.
     #[arg(long, value_enum, default_value = "stream")]
     pub(super) mode: ModeOption,
-    /// Sleep until something comes, instead of polling.
+    /// Sleep until something arrives, instead of polling.
     #[arg(long)]
     pub(super) wait: bool,
-    /// Be an ordinary program with a socket of the kernel, for the other end to talk to; no link is needed.
+    /// Use a kernel socket instead of a queue pair, as a peer for the other end. Needs no link.
     #[arg(long)]
     pub(super) socket: bool,
     /// Print the result as JSON.
@@ -61,19 +61,19 @@ Examples:
   quipu qpip pingpong --link udp:127.0.0.1:4000            the server, which prints its address
   quipu qpip pingpong --link udp:127.0.0.1:4001 ADDRESS    and its client
   sudo quipu qpip pingpong -L tap:qp0 -a 10.9.0.2/24       a server
-  quipu qpip pingpong --socket --udp 10.9.0.2              its client: a socket of the kernel
-  nc 10.9.0.2 5002                                         or any other
+  quipu qpip pingpong --socket --udp 10.9.0.2              its client: a kernel socket
+  nc 10.9.0.2 5002                                         or any other client
 
-The server answers TCP and UDP. Of many clients of TCP the one gives way that is silent for longest.
-Datagrams from the port that it serves at, and from ports below 32768, are not answered: another
-server could have sent them, and would answer in turn. Ctrl-C ends it.";
+The server answers TCP and UDP. With too many TCP clients, it drops the one that has been silent
+longest. It does not answer datagrams from its own port and from ports below 32768, because another
+server could have sent them and would answer in turn. Ctrl-C ends it.";
 
 /// Receives that are posted, and their least length: a window that a message fills to the last octet makes
 /// senders hesitate (RFC 9293 3.8.6.2).
 const PLACES: usize = 4;
 const LEN: usize = 16 << 10;
 /// What to look at when it does not answer.
-const STILL_THERE: &str = "is the server still there?";
+const STILL_THERE: &str = "check whether the server still runs";
 /// How long a datagram is waited for before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -244,7 +244,11 @@ impl<'a> End<'a> {
             took = begun.elapsed().as_nanos() as u64;
             good(&done)?;
             if done.byte_len == 0 {
-                return Err(Failure::new("the round trips", "the server has closed", STILL_THERE));
+                return Err(Failure::new(
+                    "the round trips",
+                    "the server closed the connection",
+                    STILL_THERE,
+                ));
             }
             got += done.byte_len;
             qp.post_recv(done.wr_id, &self.room(done.wr_id)?).map_err(over)?;
@@ -366,7 +370,7 @@ fn socket_tcp(options: &Options, to: SocketAddr) -> Result<Vec<u64>, Failure> {
             match stream.read(&mut buffer[got..]) {
                 Err(error) if nothing_yet(&error) => {}
                 Ok(0) => {
-                    return Err(no_server(to, &"the server has closed the connection"));
+                    return Err(no_server(to, &"the server closed the connection the connection"));
                 }
                 read => got += read.map_err(socket_failed)?,
             }

@@ -120,7 +120,7 @@ impl<'a> Response<'a> {
             _ => MAX_HEAD - self.head,
         };
         if self.line.len() > most {
-            return Err(wrong("its head has no end"));
+            return Err(wrong("its header does not end"));
         }
         if end.is_some() {
             let line = std::mem::take(&mut self.line);
@@ -134,7 +134,7 @@ impl<'a> Response<'a> {
         self.next = match self.next {
             Next::Status => {
                 if !line.starts_with("HTTP/1.") {
-                    return Err(wrong("it is not HTTP/1"));
+                    return Err(wrong("the answer is not HTTP/1"));
                 }
                 // RFC 9112 9.3: connections stay unless somebody says otherwise; older ones do not.
                 self.persists = !line.starts_with("HTTP/1.0");
@@ -159,13 +159,13 @@ impl<'a> Response<'a> {
                 let digits = !size.is_empty() && size.bytes().all(|byte| byte.is_ascii_hexdigit());
                 let size = u64::from_str_radix(size, 16).ok().filter(|_| digits);
                 self.head = 0;
-                match size.ok_or_else(|| wrong("the length of a chunk is no number"))? {
+                match size.ok_or_else(|| wrong("the length of a chunk is not a number"))? {
                     0 => Next::Trailer,
                     size => Next::Chunk(size),
                 }
             }
             Next::ChunkEnd if line.is_empty() => Next::Size,
-            Next::ChunkEnd => return Err(wrong("a chunk is longer than it says")),
+            Next::ChunkEnd => return Err(wrong("a chunk is longer than its length")),
             Next::Trailer if line.is_empty() => Next::Nothing,
             next => next,
         };
@@ -174,7 +174,7 @@ impl<'a> Response<'a> {
 
     fn field(&mut self, line: &str) -> Result<(), Failure> {
         let Some((name, value)) = line.split_once(':') else {
-            return Err(wrong("a line of its head is no field"));
+            return Err(wrong("a line of its header is not a field"));
         };
         let (name, value) = (name.to_ascii_lowercase(), value.trim());
         let has = |word: &str| value.split(',').any(|it| it.trim().eq_ignore_ascii_case(word));
@@ -184,13 +184,13 @@ impl<'a> Response<'a> {
                 let length = value.parse().ok().filter(|_| digits);
                 // RFC 9112 6.3: who cannot agree with itself is not to be understood.
                 if length.is_none() || self.length.is_some_and(|other| Some(other) != length) {
-                    return Err(wrong("its length is no number, or several"));
+                    return Err(wrong("its Content-Length is not one number"));
                 }
                 self.length = length;
             }
             "transfer-encoding" if value.eq_ignore_ascii_case("chunked") => self.chunked = true,
             "transfer-encoding" => {
-                return Err(wrong("it is encoded in a way that was not asked for"));
+                return Err(wrong("it has an encoding that was not requested"));
             }
             "connection" if has("close") => self.persists = false,
             "location" => value.clone_into(&mut self.location),
@@ -250,10 +250,10 @@ impl Response<'_> {
     pub(super) fn finish(self) -> Result<(), Failure> {
         self.out.flush()?;
         if self.is_untouched() {
-            return Err(wrong("the connection ended before it"));
+            return Err(wrong("the connection ended before the answer"));
         }
         if !matches!(self.next, Next::Nothing | Next::Rest) {
-            return Err(wrong("the connection ended in the middle of it"));
+            return Err(wrong("the connection ended in the middle of the answer"));
         }
         let told = |text: &str| {
             // It is the server's, for a terminal: no control characters, and not much.
@@ -264,7 +264,7 @@ impl Response<'_> {
             200..300 => Ok(()),
             300..400 if !self.location.is_empty() => {
                 let remedy = format!("ask for {}", told(&self.location));
-                Err(Failure::new("the page is elsewhere", told(&self.status), remedy))
+                Err(Failure::new("the page has moved", told(&self.status), remedy))
             }
             _ => Err(Failure::new("the server refuses", told(&self.status), "")),
         }

@@ -30,7 +30,7 @@ use crate::cmd::failure::Failure;
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// The folder; without one, a page that says where it comes from.
+    /// Folder to serve. Without one, serve a page that shows where a request came from.
     #[arg(value_name = "FOLDER", conflicts_with = "text")]
     folder: Option<PathBuf>,
     /// Serve this text, or HTML, as the only page.
@@ -43,7 +43,7 @@ pub(crate) struct Options {
     // At least two: one that is silent keeps nobody waiting then.
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=16384))]
     connections: u32,
-    /// Do not tell of every request. What cannot be read is told in any case.
+    /// Do not print every request. Files that cannot be read are always reported.
     #[arg(long, short)]
     quiet: bool,
 }
@@ -51,12 +51,12 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   sudo quipu qpip serve --link tap:qp0 --address 10.9.0.2/24 /usr/share/doc
-  sudo ip address add 10.9.0.1/24 dev qp0        (in another terminal, as the next ones)
+  sudo ip address add 10.9.0.1/24 dev qp0        (this and the rest in another terminal)
   sudo ip link set qp0 up
   curl http://10.9.0.2/
   curl --range 0-99 http://10.9.0.2/README
 
-GET and HEAD are answered, one range at a time; folders are listed. Ctrl-C ends it.";
+The server answers GET and HEAD, one range at a time, and lists folders. Ctrl-C ends it.";
 
 /// Memory of a connection: places for requests, then one for the head of a response.
 const RECEIVES: usize = 4;
@@ -188,8 +188,8 @@ struct Server {
 /// The page without a folder.
 fn greeting(adapter: &Adapter) -> Result<String, Failure> {
     Ok(format!(
-        "<!DOCTYPE html>\n<title>Quipu</title>\n<h1>A page from a queue pair</h1>\n<p>Its octets went from \
-         registered memory into the segments of a TCP that is the adapter's own: {}.\n",
+        "<!DOCTYPE html>\n<title>Quipu</title>\n<h1>A page from a queue pair</h1>\n<p>Its bytes \
+         went from registered memory into segments of the adapter's own TCP: {}.\n",
         super::http::escape(&describe(adapter)?)
     ))
 }
@@ -210,8 +210,8 @@ impl Server {
         let entries = options.connections * (RECEIVES + SENDS) as u32 + 1;
         let settings = TcpSettings { mode: Mode::Stream, ..TcpSettings::default() };
         let listener = adapter.listen(options.port, &settings, 128).map_err(|error| {
-            let what = format!("cannot listen at port {}", options.port);
-            Failure::new(what, error, "choose another with --port")
+            let what = format!("cannot listen on port {}", options.port);
+            Failure::new(what, error, "choose another port with --port")
         })?;
         let too_many = |error| {
             let what = format!("cannot wait for {} connections", options.connections);
@@ -384,7 +384,7 @@ impl Server {
             if let Some(log) = &mut self.log
                 && let Err(error) = connection.tell(log, request, &response)
             {
-                eprintln!("quipu: requests are told of no more: {error}");
+                eprintln!("quipu: requests are no longer printed: {error}");
                 self.log = None;
             }
             response

@@ -31,25 +31,25 @@ pub(crate) struct Options {
     /// The TCP port.
     #[arg(long, short, default_value_t = 5001, value_name = "PORT")]
     port: u16,
-    /// Bytes of a message, and of a receive.
+    /// Bytes of each message and each receive.
     #[arg(long, short, default_value_t = 65536, value_name = "BYTES",
           value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
     length: u32,
-    /// Messages that are sent.
+    /// Number of messages to send.
     #[arg(long, short = 'n', default_value_t = 2048, value_name = "N",
           value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
-    /// Requests that are under way. They are posted in lists of a quarter of them.
+    /// Number of outstanding requests. They are posted in lists of a quarter of this number.
     #[arg(long, default_value_t = 16, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: u32,
-    /// How the stream is used; `stream` where the other end is a socket.
+    /// Mode of the connection. Use `stream` if the other end is a socket.
     #[arg(long, value_enum, default_value_t)]
     mode: ModeOption,
-    /// Sleep until half of what is under way is done, for 20 ms at most, instead of polling.
+    /// Sleep until half of the outstanding requests are done, at most 20 ms, instead of polling.
     #[arg(long)]
     wait: bool,
-    /// Be an ordinary program with a socket of the kernel, for the other end to talk to; no link is needed.
+    /// Use a kernel socket instead of a queue pair, as a peer for the other end. Needs no link.
     #[arg(long)]
     socket: bool,
     /// Print the result as JSON.
@@ -59,12 +59,12 @@ pub(crate) struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  quipu qpip ttcp -r --link udp:127.0.0.1:4000          a queue pair that receives
-  quipu qpip ttcp -t ADDRESS --link udp:127.0.0.1:4001  and one that sends to the address it printed
+  quipu qpip ttcp -r --link udp:127.0.0.1:4000          a queue pair receives
+  quipu qpip ttcp -t ADDRESS --link udp:127.0.0.1:4001  another sends to the address that it printed
   sudo quipu qpip ttcp -r -L tap:qp0 -a 10.9.0.2/24 --mode stream
-  quipu qpip ttcp -t 10.9.0.2 --socket                  a socket of the kernel sends to it
+  quipu qpip ttcp -t 10.9.0.2 --socket                  a kernel socket sends to it
 
-The sender's time ends when everything is acknowledged, the receiver's when it has everything.";
+The sender's time ends when everything is acknowledged; the receiver's, when everything has arrived.";
 
 /// The longest sleep for more than one completion.
 const PERIOD: Duration = Duration::from_millis(20);
@@ -214,9 +214,9 @@ impl<'a> End<'a> {
         let remedy = match self.options.mode {
             // A message that does not fit is answered by a reset.
             ModeOption::Message => {
-                "do both ends have the same --mode and --length? Sockets need --mode stream"
+                "give both ends the same --mode and --length; sockets need --mode stream"
             }
-            ModeOption::Stream => "is the other end still there?",
+            ModeOption::Stream => "check whether the other end still runs",
         };
         broken(&self.qp, error, remedy)
     }
@@ -302,8 +302,8 @@ impl<'a> End<'a> {
 /// Says where senders are to connect to, beside the result if that is for programs.
 fn waiting(options: &Options, port: u16) {
     match options.json {
-        true => eprintln!("waiting at port {port}"),
-        false => println!("waiting at port {port}"),
+        true => eprintln!("waiting on port {port}"),
+        false => println!("waiting on port {port}"),
     }
 }
 
@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn a_reset_is_told_as_one() {
         let (here, there) = (adapter(), adapter());
-        for (mode, remedy) in [("stream", "still there"), ("message", "--mode stream")] {
+        for (mode, remedy) in [("stream", "still runs"), ("message", "--mode stream")] {
             let words = ["--mode", mode, "-l", "1000", "-n", "100"];
             let receiver = line(&[&words[..], &["-r"]].concat()).unwrap();
             let sender = line(&[&words[..], &["-t", "::1"]].concat()).unwrap();

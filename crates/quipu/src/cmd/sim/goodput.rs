@@ -18,17 +18,17 @@ use crate::cmd::failure::Failure;
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// Packets that are lost in each direction, in percent.
+    /// Packet loss in each direction, in percent.
     #[arg(long, value_name = "PERCENT", num_args = 1.., default_values_t = [0.0, 0.1, 1.0, 5.0])]
     loss: Vec<f64>,
-    /// Round trips, in milliseconds.
+    /// Round-trip times, in milliseconds.
     #[arg(long, value_name = "MS", num_args = 1.., default_values_t = [1.0, 10.0, 100.0])]
     rtt: Vec<f64>,
-    /// What the receiver has posted, in KiB; 4096 of them are offered at most.
+    /// Receive windows (memory of the posted receives), in KiB. At most 4096 are offered.
     #[arg(long, value_name = "KIB", num_args = 1.., default_values_t = [256, 4096],
           value_parser = clap::value_parser!(u32).range(1..=65_536))]
     window: Vec<u32>,
-    /// Of the link, in Mbit/s.
+    /// Rate of the link, in Mbit/s.
     #[arg(long, value_name = "MBIT/S", default_value_t = 100,
           value_parser = clap::value_parser!(u64).range(1..=100_000))]
     rate: u64,
@@ -36,15 +36,15 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 20,
           value_parser = clap::value_parser!(u64).range(1..=3_600))]
     seconds: u64,
-    /// Runs over each path, of which the mean is shown.
+    /// Runs over each path; the table shows the mean.
     #[arg(long, value_name = "N", default_value_t = 2,
           value_parser = clap::value_parser!(u64).range(1..=1_000))]
     seeds: u64,
-    /// Print the result as JSON, and no progress.
+    /// Print the result as JSON, without progress.
     #[arg(long)]
     json: bool,
-    /// Draw the result into an SVG file too: a chart for each loss, over the round trip, a line for each
-    /// window.
+    /// Also draw the result into this SVG file: one chart for each loss, over the round-trip time, with one
+    /// line for each window.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
 }
@@ -52,9 +52,9 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   quipu sim goodput                              the whole table
-  quipu sim goodput --loss 1 --rtt 20 50 100     one loss of it, with other round trips
+  quipu sim goodput --loss 1 --rtt 20 50 100     one loss, with other round-trip times
   quipu sim goodput --rate 1000 --json           a faster link, for programs
-  quipu sim goodput --plot goodput.svg           a picture of it
+  quipu sim goodput --plot goodput.svg           also as a picture
 
 The same options give the same table on every machine.";
 
@@ -84,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if let Some(path) = &options.plot {
         std::fs::write(path, plot(options, &cells)).map_err(|error| {
             let what = format!("cannot write {}", path.display());
-            Failure::new(what, error, "name a file in a folder that you may write to")
+            Failure::new(what, error, "give a file in a folder that you may write to")
         })?;
     }
     if options.json {
@@ -102,11 +102,11 @@ fn paths(options: &Options) -> Result<Vec<Path>, Failure> {
     let mut paths = Vec::new();
     for &percent in &options.loss {
         if !(0.0..=50.0).contains(&percent) {
-            return Err(senseless(format!("--loss {percent} makes no sense"), "give 0 to 50"));
+            return Err(senseless(format!("wrong value --loss {percent}"), "give 0 to 50"));
         }
         for &ms in &options.rtt {
             if !(0.01..=10_000.0).contains(&ms) {
-                return Err(senseless(format!("--rtt {ms} makes no sense"), "give 0.01 to 10000"));
+                return Err(senseless(format!("wrong value --rtt {ms}"), "give 0.01 to 10000"));
             }
             paths.extend(options.window.iter().map(|&kib| Path {
                 loss_ppm: (percent * 1e4).round() as u32,
@@ -143,8 +143,8 @@ fn measure(options: &Options, paths: Vec<Path>) -> Result<Vec<Cell>, Failure> {
     bar.finish_and_clear();
     let rates = done.into_inner().expect("no thread panics with it");
     let rates: Vec<u64> = rates.into_iter().collect::<Result<_, _>>().map_err(|what| {
-        let advice = "this is a defect: report it with the options";
-        Failure::new("a run has broken a rule", what, advice)
+        let advice = "this is a bug of Quipu: report it with the options";
+        Failure::new("a run broke a rule", what, advice)
     })?;
     let cells = paths.into_iter().zip(rates.chunks(seeds));
     Ok(cells.map(|(path, rates)| Cell { path, rates: rates.to_vec() }).collect())

@@ -28,7 +28,7 @@ const REQUEST_MAX: usize = 8192;
 /// Serves until the process is ended.
 pub(super) fn serve(address: SocketAddr) -> Result<Infallible, Failure> {
     let refuse = |error: io::Error| {
-        Failure::new(format!("cannot listen at {address}"), error, "choose another address")
+        Failure::new(format!("cannot listen on {address}"), error, "choose another address")
     };
     let listener = TcpListener::bind(address).map_err(refuse)?;
     let address = listener.local_addr().map_err(refuse)?;
@@ -65,7 +65,13 @@ fn answer(mut stream: &TcpStream, page: impl FnOnce() -> String) -> io::Result<(
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let (status, kind, body) = match (method, path(target)) {
         (b"GET" | b"HEAD", b"/metrics" | b"/") => ("200 OK", CONTENT_TYPE, page()),
-        (b"GET" | b"HEAD", _) => ("404 Not Found", "text/plain", "the page is /metrics\n".into()),
+        (b"GET" | b"HEAD", _) => (
+            "404 Not Found",
+            "text/plain",
+            "this server has only the page \
+            /metrics\n"
+                .into(),
+        ),
         _ => ("405 Method Not Allowed\r\nAllow: GET, HEAD", "text/plain", "GET /metrics\n".into()),
     };
     let length = body.len();

@@ -25,19 +25,19 @@ const LATENCY: Duration = Duration::from_millis(100);
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// Print the numbers once, as a table, and end. Takes an interval, as rates do.
+    /// Print the tables once, after one interval (rates need one), and exit.
     #[arg(long, group = "how")]
     once: bool,
     /// Print everything once, as JSON.
     #[arg(long, group = "how")]
     json: bool,
-    /// Print everything once, in the text format of Prometheus.
+    /// Print everything once, in Prometheus' text format.
     #[arg(long, group = "how")]
     prometheus: bool,
-    /// Serve http://ADDRESS/metrics for Prometheus until interrupted, such as 127.0.0.1:9400.
+    /// Serve http://ADDRESS:PORT/metrics for Prometheus until interrupted, such as 127.0.0.1:9400.
     #[arg(long, group = "how", value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Seconds between two looks.
+    /// Seconds between two samples.
     #[arg(long, short, default_value = "1", value_name = "SECONDS",
           value_parser = clap::value_parser!(u16).range(1..=3600))]
     interval: u16,
@@ -45,13 +45,13 @@ pub(crate) struct Options {
 
 const EXAMPLES: &str = "\
 Examples:
-  quipu top                                 a table of engines and queue pairs, until q is pressed
-  quipu top --once                          the same once, for scripts and terminals without screen
+  quipu top                                 engines and queue pairs, until you press q
+  quipu top --once                          the same once, for scripts
   quipu top --json | jq '.[].queue_pairs'
   quipu top --listen 127.0.0.1:9400         for Prometheus
 
-An engine is a process that has opened a device. Only your own are shown, those of this machine (or
-container). Keys: q ends, up and down choose what of a long list is seen.";
+An engine is a process that has opened a device. The command shows only your own engines on this
+machine (or in this container). Keys: q quits; up and down scroll through long lists.";
 
 /// Shows it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
@@ -84,7 +84,7 @@ fn once(interval: Duration) -> Model {
 /// Fills the terminal until the user has seen enough, or a signal ends it. The terminal is then as it was.
 fn watch(interval: Duration) -> io::Result<ExitCode> {
     if !io::stdout().is_terminal() {
-        return Err(io::Error::other("standard output is none"));
+        return Err(io::Error::other("standard output is not a terminal"));
     }
     let interrupts = Interrupts::block_with_hangup()?;
     let outcome = ratatui::try_init().and_then(|terminal| show(terminal, interval, &interrupts));

@@ -27,53 +27,53 @@ use crate::cmd::failure::Failure;
 pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
-    /// Be the server, of one test after another.
+    /// Run as the server: one test after another.
     #[arg(long, short, group = "role")]
     server: bool,
-    /// Be a client of the server at this address.
+    /// Run as a client of the server at this address.
     #[arg(long, short, group = "role", value_name = "ADDRESS", value_parser = super::peer_address)]
     client: Option<IpAddr>,
     /// The TCP port.
     #[arg(long, short, default_value_t = 5201, value_name = "PORT")]
     port: u16,
-    /// A server ends after one test.
+    /// As a server: exit after one test.
     #[arg(long, short = '1', conflicts_with = "client")]
     one_off: bool,
-    /// Seconds that the test takes.
+    /// Duration of the test in seconds.
     #[arg(long, short, default_value_t = 10, value_name = "SECONDS",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_TIME)))]
     time: u32,
-    /// Bytes after which the test is over, instead of a time; K, M and G are powers of 1024.
+    /// Bytes after which the test ends, instead of a time. K, M and G are powers of 1024.
     #[arg(long, short = 'n', value_name = "BYTES", value_parser = bytes, conflicts_with = "time")]
     bytes: Option<u64>,
-    /// Bits per second of each stream; K, M and G are powers of 1000. Without, or with 0, as many as
-    /// possible; of datagrams 1M without.
+    /// Bits per second of each stream. K, M and G are powers of 1000. 0, the default for TCP, is no limit;
+    /// the default for UDP is 1M.
     #[arg(long, short, value_name = "BITS", value_parser = bits)]
     bitrate: Option<u64>,
-    /// Datagrams, of which it counts how many are lost, and how evenly they come.
+    /// Send UDP datagrams, and measure loss and jitter.
     #[arg(long, short, conflicts_with = "server")]
     udp: bool,
-    /// Streams beside each other.
+    /// Number of parallel streams.
     #[arg(long, short = 'P', default_value_t = 1, value_name = "N",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_STREAMS)))]
     parallel: u32,
-    /// The server sends.
+    /// Send from the server to the client.
     #[arg(long, short = 'R', conflicts_with = "bidir")]
     reverse: bool,
-    /// Both send.
+    /// Send in both directions.
     #[arg(long)]
     bidir: bool,
-    /// Bytes of a send: 128K without, and of datagrams 1448, or what the link takes.
+    /// Bytes of each send. Default: 128K; for UDP, 1448 or what the link takes.
     #[arg(long, short, value_name = "BYTES", value_parser = bytes)]
     length: Option<u64>,
-    /// Seconds at the beginning that do not count.
+    /// Leave out this many seconds at the beginning.
     #[arg(long, short = 'O', default_value_t = 0, value_name = "SECONDS",
           value_parser = clap::value_parser!(u32).range(..=60))]
     omit: u32,
-    /// Seconds between two reports; 0 for none.
+    /// Seconds between two reports; 0: no reports.
     #[arg(long, short, default_value_t = 1.0, value_name = "SECONDS", value_parser = seconds)]
     interval: f64,
-    /// Sleep until something happens, instead of polling.
+    /// Sleep until something completes, instead of polling.
     #[arg(long)]
     wait: bool,
     /// Print the result as JSON, with iperf3's names.
@@ -84,12 +84,12 @@ pub(crate) struct Options {
 const EXAMPLES: &str = "\
 Examples:
   sudo quipu qpip iperf3 -L tap:qp0 -a 10.9.0.2/24 --server
-  iperf3 -c 10.9.0.2                                     unmodified; also -R, --bidir, -P 4
+  iperf3 -c 10.9.0.2                                     unmodified iperf3; also -R, --bidir, -P 4
   iperf3 -s                                              and the other way round
   sudo quipu qpip iperf3 -L tap:qp0 -a 10.9.0.2/24 --client 10.9.0.1
   iperf3 -c 10.9.0.2 -u -b 100M                          datagrams, in either role
 
-What is sent counts when it is acknowledged; datagrams, when they are on their way.";
+The sender counts TCP data when it is acknowledged, and datagrams when they are sent.";
 
 fn amount(text: &str, thousand: u64) -> Result<u64, String> {
     let (number, power) = match text.char_indices().next_back() {
@@ -101,7 +101,7 @@ fn amount(text: &str, thousand: u64) -> Result<u64, String> {
     let number = number.parse::<u64>().ok();
     number
         .and_then(|number| number.checked_mul(thousand.pow(power)))
-        .ok_or_else(|| "give a number, with K, M or G behind it if you like".into())
+        .ok_or_else(|| "give a number, optionally followed by K, M or G".into())
 }
 
 fn bytes(text: &str) -> Result<u64, String> {
@@ -147,8 +147,8 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let lengths = if options.udp { DATAGRAM } else { 1..=MAX_BLOCK };
     if options.length.is_some_and(|it| !lengths.contains(&it)) || options.bytes == Some(0) {
         let (least, most) = (lengths.start(), lengths.end());
-        let why = format!("a send has {least} to {most} bytes, and a test 1 byte at least");
-        return Err(Failure::new("cannot make the test", why, "change --length or --bytes"));
+        let why = format!("a send has {least} to {most} bytes, and a test at least 1 byte");
+        return Err(Failure::new("cannot run the test", why, "change --length or --bytes"));
     }
     let lasts = options.client.is_none() && !options.one_off;
     let signal = if lasts { Signal::Ends } else { Signal::Cuts };
@@ -175,7 +175,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let port = network.listen(options.port)?;
     if !options.json {
         println!("{}", describe(&adapter)?);
-        println!("waiting at port {port}; Ctrl-C ends it");
+        println!("waiting on port {port}; Ctrl-C ends it");
     }
     loop {
         let outcome = test::serve(&mut network, &mut report, interval);

@@ -129,8 +129,8 @@ impl Network {
     /// Takes connections from now on; the port, which was chosen if that is 0.
     pub(super) fn listen(&mut self, port: u16) -> Result<u16, Failure> {
         let listener = self.adapter.listen(port, &settings(), 128).map_err(|error| {
-            let what = format!("cannot listen at port {port}");
-            Failure::new(what, error, "choose another with --port")
+            let what = format!("cannot listen on port {port}");
+            Failure::new(what, error, "choose another port with --port")
         })?;
         let port = listener.port();
         self.listener = Some(listener);
@@ -356,10 +356,10 @@ impl Network {
                 return Ok(connection.inbox.drain(..len).collect());
             }
             if connection.is_gone() {
-                return Err(Failure::new("the test", "the peer has ended it", ""));
+                return Err(Failure::new("the test", "the peer ended the connection", ""));
             }
             if Instant::now() > until {
-                return Err(Failure::new("the test", "the peer says nothing", ""));
+                return Err(Failure::new("the test", "the peer does not answer", ""));
             }
             self.turn(Some(until))?;
         }
@@ -369,7 +369,7 @@ impl Network {
     pub(super) fn hear_state(&mut self, number: QpNum) -> Result<State, Failure> {
         let octet = self.hear(number, 1)?[0];
         let wrong = || {
-            let why = format!("the peer says {octet}, which means nothing");
+            let why = format!("the peer sent the unknown state {octet}");
             Failure::new("the test", why, "is that iperf3?")
         };
         State::of(octet).ok_or_else(wrong)
@@ -380,7 +380,7 @@ impl Network {
         let len = self.hear(number, 4)?;
         let len = len.iter().fold(0, |len, &octet| len << 8 | usize::from(octet));
         if len > MAX_TEXT {
-            let why = format!("the peer announces {len} octets of text");
+            let why = format!("the peer announces {len} bytes of text, which is too long");
             return Err(Failure::new("the test", why, "is that iperf3?"));
         }
         self.hear(number, len)
@@ -390,7 +390,7 @@ impl Network {
     pub(super) fn say(&mut self, number: QpNum, words: &[u8]) -> Result<(), Failure> {
         let pd = self.pd.clone();
         let said = self.get(number).say(&pd, words);
-        said.map_err(|error| Failure::new("the test", error, "is the peer still there?"))
+        said.map_err(|error| Failure::new("the test", error, "check whether the peer still runs"))
     }
 
     /// Sends a value as a text of JSON.

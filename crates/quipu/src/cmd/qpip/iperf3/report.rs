@@ -110,7 +110,7 @@ impl Report {
     pub(super) fn omitted(&mut self) {
         self.intervals.clear();
         if !self.json {
-            println!("- - - - - - - - - -  what is above does not count");
+            println!("- - - - - - - - - -  the lines above do not count");
         }
     }
 

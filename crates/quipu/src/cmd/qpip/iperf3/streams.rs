@@ -68,7 +68,7 @@ impl Network {
             let now = Instant::now();
             if now > until {
                 let why = "the server does not answer datagrams";
-                return Err(Failure::new("the test", why, "does something filter UDP?"));
+                return Err(Failure::new("the test", why, "check whether a firewall drops UDP"));
             }
             if now >= again {
                 self.port(number).greet(to).map_err(failed)?;

@@ -44,7 +44,7 @@ pub(super) struct Test<'a> {
 }
 
 fn broken(why: impl std::fmt::Display) -> Failure {
-    Failure::new("the test", why, "is the peer still there?")
+    Failure::new("the test", why, "check whether the peer still runs")
 }
 
 fn not_json(error: serde_json::Error) -> Failure {
@@ -98,7 +98,7 @@ impl Test<'_> {
             self.network.say(control, &not_implemented())?;
             // It is the peer's, for a terminal: no control characters, and not much.
             let begin: String = String::from_utf8_lossy(&text).chars().take(200).collect();
-            let why = format!("it cannot be: {begin:?}");
+            let why = format!("the client asks for a test that is not supported: {begin:?}");
             return Err(Failure::new("the test", why, "there are at most 128 streams"));
         };
         self.params = params.clone();
@@ -141,7 +141,7 @@ impl Test<'_> {
                 break;
             }
             if self.network.get(control).is_gone() || Instant::now() > until {
-                return Err(broken("the client does not begin its streams"));
+                return Err(broken("the client did not open its streams"));
             }
             self.network.turn(Some(until))?;
         }
@@ -152,7 +152,7 @@ impl Test<'_> {
                 None if self.network.claim(comers[index]) == cookie => {
                     Carrier::Connection(comers[index])
                 }
-                None => return Err(broken("a stream of another test came")),
+                None => return Err(broken("a stream of another test arrived")),
             };
             self.add_stream(carrier, index, !client_sends)?;
         }
@@ -201,15 +201,19 @@ impl Test<'_> {
             _ if state == wanted => Ok(()),
             State::AccessDenied => {
                 let remedy = "try again later";
-                Err(Failure::new("the server refuses", "it has another test", remedy))
+                Err(Failure::new(
+                    "the server refuses",
+                    "the server is busy with another test",
+                    remedy,
+                ))
             }
-            State::ServerTerminate => Err(broken("the server has ended it")),
+            State::ServerTerminate => Err(broken("the server ended the test")),
             State::ServerError => {
                 let words = self.network.hear(self.control, 8)?;
-                let why = format!("it reports error {}", words[3]);
-                Err(Failure::new("the server refuses", why, "its own output says more"))
+                let why = format!("the server reports error {}", words[3]);
+                Err(Failure::new("the server refuses", why, "look at the server's output"))
             }
-            _ => Err(broken(format!("the server says {state:?} instead of {wanted:?}"))),
+            _ => Err(broken(format!("the server sent {state:?} where {wanted:?} was expected"))),
         }
     }
 
@@ -289,7 +293,7 @@ impl Test<'_> {
             if moved != progress {
                 (progress, last) = (moved, now);
             } else if now > last + PATIENCE {
-                return Err(broken("nothing has moved for two minutes"));
+                return Err(broken("no data moved for two minutes"));
             }
             let report = (!self.interval.is_zero()).then(|| reported + self.interval);
             let phase = match (counts, self.params.time) {
@@ -320,20 +324,20 @@ impl Test<'_> {
             return match self.network.hear_state(control)? {
                 State::TestEnd if self.is_server => Ok(true),
                 State::ClientTerminate | State::ServerTerminate => {
-                    Err(broken("the peer has ended it"))
+                    Err(broken("the peer ended the test"))
                 }
-                state => Err(broken(format!("the peer says {state:?} in the middle"))),
+                state => Err(broken(format!("the peer sent {state:?} during the test"))),
             };
         }
         if self.network.get(control).is_gone() {
-            return Err(broken("the control connection has ended"));
+            return Err(broken("the control connection ended"));
         }
         if self.connections().into_iter().any(|number| self.network.get(number).has_failed()) {
-            return Err(broken("a stream has broken"));
+            return Err(broken("a stream broke"));
         }
         let time = Duration::from_secs(self.params.time.into());
         if self.is_server && !time.is_zero() && counts && now > begun + time + OVERTIME {
-            return Err(broken("the client does not end it when its time is over"));
+            return Err(broken("the client did not end the test when its time was over"));
         }
         if self.is_server || !counts {
             return Ok(false);
