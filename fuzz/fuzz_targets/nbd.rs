@@ -30,9 +30,10 @@ fn likely(bytes: &mut [u8]) {
     match bytes.len() {
         16 => {
             bytes[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+            let (option, is_empty) = (bytes[8] % 12, bytes[9] & 1 == 0);
             bytes[8..15].fill(0);
-            bytes[11] = bytes[15] % 12;
-            bytes[15] &= 0x1f;
+            bytes[11] = option;
+            bytes[15] = if is_empty { 0 } else { bytes[15] & 0x1f };
         }
         28 | 32 => {
             let magic = if bytes.len() == 28 { REQUEST_MAGIC } else { EXTENDED_REQUEST_MAGIC };

@@ -237,7 +237,7 @@ pub(crate) async fn recv(cpu: &Cpu, index: u32, to: u64, most: u64) -> u64 {
             break;
         };
         cpu.charge(Category::Syscall, Cost::RecvPacket);
-        copy_piece(cpu, &piece, to + done, len).await;
+        copy_piece(cpu, &piece, to + done, len, finished).await;
         let now = cpu.now();
         cpu.world().tracer.span(piece.number, "copy", piece.since.min(now), now);
         done += len;
@@ -287,7 +287,7 @@ fn take(socket: &mut Socket, most: u64) -> Option<(RxBuffer, bool, u64)> {
 }
 
 /// Copies `len` bytes of a buffer to the program: from memory, and what is still in the NIC from there.
-async fn copy_piece(cpu: &Cpu, piece: &RxBuffer, to: u64, len: u64) {
+async fn copy_piece(cpu: &Cpu, piece: &RxBuffer, to: u64, len: u64, last: bool) {
     let in_memory = piece.in_memory();
     let from_memory = in_memory.saturating_sub(piece.read).min(len);
     cpu.touch(Category::Syscall, piece.buffer, BUFFER_USED, false);
@@ -298,7 +298,11 @@ async fn copy_piece(cpu: &Cpu, piece: &RxBuffer, to: u64, len: u64) {
     if let (Some(deferred), true) = (piece.deferred, rest > 0)
         && let Some(driver) = cpu.driver()
     {
-        driver.copy_deferred(cpu, deferred.bank, to + from_memory, rest).await;
+        let finished = driver.copy_deferred(cpu, deferred.bank, to + from_memory, rest).await;
+        if last && !finished {
+            // Headers longer than what the NIC copied first have shifted the payload: its end is left.
+            driver.copy_deferred(cpu, deferred.bank, 0, 0).await;
+        }
     }
 }
 
