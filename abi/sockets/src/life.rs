@@ -109,13 +109,28 @@ pub(crate) fn plain_fd(fd: c_int, reason: Reason) {
     }
 }
 
-/// Empties the ring of a socket before the kernel sends something by itself. The caller then counts
-/// what the kernel sends by [`send::finish`].
-pub(crate) fn enter_to_send(fd: c_int) -> Option<&'static Conn> {
-    let conn = send::enter(fd)?;
+/// What sendfile(2) has to do for a socket.
+pub(crate) enum FilePlan {
+    /// Hand the call to the kernel.
+    Pass,
+    /// Hand the call to the kernel, and count what it sends by [`send::finish`].
+    Kernel(&'static Conn),
+    /// So many octets were sent.
+    Done(usize),
+}
+
+/// Sends a part of a file through the ring; or empties the ring before the kernel sends it.
+pub(crate) fn plan_file(fd: c_int, file: c_int, offset: Option<i64>, len: usize) -> FilePlan {
+    let Some(conn) = send::enter(fd) else { return FilePlan::Pass };
     conn.sending.fetch_add(1, Ordering::SeqCst);
     conn.note_message(true);
     if let Some(map) = conn.map() {
+        let sent = offset.and_then(|offset| send::from_file(conn, map, file, offset, len));
+        if let Some(len) = sent {
+            conn.sending.fetch_sub(1, Ordering::SeqCst);
+            conn.leave();
+            return FilePlan::Done(len);
+        }
         while !send::settle(conn, map) {
             if conn.nonblocking.load(Ordering::Relaxed) {
                 break;
@@ -123,5 +138,5 @@ pub(crate) fn enter_to_send(fd: c_int) -> Option<&'static Conn> {
             sys::wait_for_room(fd, std::time::Duration::from_millis(10));
         }
     }
-    Some(conn)
+    FilePlan::Kernel(conn)
 }

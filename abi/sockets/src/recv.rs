@@ -63,6 +63,9 @@ pub(crate) fn finish(
             map.receiver().account(received as usize);
             count(&conn.counters.tcp_received, received as usize);
             stay_awake(conn, map);
+            // A program that gets less than it asked for takes the socket for empty, and waits for an edge.
+            into.skip(received as usize);
+            result += from_ring(conn, map, into, flags).unwrap_or(0) as isize;
         } else if received == 0 && into.len().is_some_and(|len| len > 0) {
             map.receiver().tcp_has_ended();
             result = from_ring(conn, map, into, flags).unwrap_or(0) as isize;
@@ -112,7 +115,7 @@ fn from_ring(conn: &Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Opt
     loop {
         match receiver.look() {
             Look::Ring { ticket, pieces } => {
-                let len = into.len()?;
+                let len = into.len().filter(|len| *len > 0)?;
                 let pieces = pieces.first(len);
                 let before = into.clone();
                 if flags & libc::MSG_TRUNC == 0 {
@@ -237,6 +240,9 @@ fn from_tcp(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int)
     if flags & libc::MSG_PEEK == 0 {
         map.receiver().account(received);
         count(&conn.counters.tcp_received, received);
+        into.skip(received);
+        let more = from_ring(conn, map, into, flags).unwrap_or(0);
+        return Some(Plan::Done((received + more) as isize, 0));
     }
     Some(Plan::Done(received as isize, 0))
 }

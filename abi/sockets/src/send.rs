@@ -200,6 +200,45 @@ fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut 
     }
 }
 
+/// Longest part of a file that goes through the ring.
+const FILE_PART: usize = 64 * 1024;
+
+/// Reads a part of a file straight into the ring, if the receiver is awake and the ring has room for all
+/// of it. None if the kernel is to send it; nothing has changed then. The caller is between [`enter`]
+/// and [`finish`].
+pub(crate) fn from_file(
+    conn: &'static Conn,
+    map: &Map,
+    file: c_int,
+    offset: i64,
+    len: usize,
+) -> Option<usize> {
+    if len == 0 || len > FILE_PART || !is_in_step(conn, map) {
+        return None;
+    }
+    let _lock = SendLock::take(map)?;
+    let sender = map.sender();
+    let sent = map.own().sent.load(Ordering::Relaxed);
+    let alone = conn.sending.load(Ordering::SeqCst) == 1;
+    let open = alone && !conn.leaving.load(Ordering::Relaxed) && conn.is_sole_owner();
+    let Room::Ring { head, pieces } = sender.room(sent, open) else { return None };
+    if pieces.len < len || is_gone(conn, map) {
+        return None;
+    }
+    let (vectors, _) = map.taken_back(pieces.first(len));
+    let len = sys::read_at(file, &vectors, offset)?;
+    if !sender.publish(head, len) {
+        return None;
+    }
+    map.own().sent.store(sent + len as u64, Ordering::SeqCst);
+    count(&conn.counters.sent, len);
+    helper::note_activity();
+    if sender.must_withdraw() {
+        take_back(conn, map);
+    }
+    Some(len)
+}
+
 /// Whether the peer has closed, or died: asked now and then while it does not read.
 #[inline]
 fn is_gone(conn: &Conn, map: &Map) -> bool {

@@ -255,6 +255,12 @@ pub(crate) fn send_now(fd: c_int, pieces: &[libc::iovec]) -> Option<usize> {
     usize::try_from(sent).ok().filter(|sent| *sent > 0)
 }
 
+/// Reads a file at an offset. None at its end, or for an error.
+pub(crate) fn read_at(fd: c_int, pieces: &[libc::iovec], offset: i64) -> Option<usize> {
+    let read = quietly(|| call!(SYS_preadv, fd, pieces.as_ptr(), pieces.len(), offset, 0));
+    usize::try_from(read).ok().filter(|read| *read > 0)
+}
+
 /// Receives octets without waiting: 0 at the end of the stream. None if there are none, or for an error.
 pub(crate) fn receive_now(fd: c_int, pieces: &[libc::iovec], flags: c_int) -> Option<usize> {
     // SAFETY: all zeroes is a message without an address and without anything else.

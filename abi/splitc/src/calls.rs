@@ -291,25 +291,25 @@ pub extern "C" fn quipu_sc_stack_pop() {
     runtime().heap.borrow_mut().pop();
 }
 
+/// The values of a reduction that this process combines, in the order of the processes.
+fn shown(value: [u8; 8], how: c_int) -> impl Iterator<Item = [u8; 8]> {
+    let runtime = runtime();
+    let shown = runtime.exchange(&value).into_iter();
+    let values = shown.filter_map(|bytes| bytes.first_chunk().copied());
+    values.take(reach(how, runtime.me(), runtime.procs()))
+}
+
 /// A reduction or scan of integers; `how`: the result is for process 0 (0), for all (1), or a scan (2).
 #[unsafe(no_mangle)]
 pub extern "C" fn quipu_sc_reduce_long(op: c_int, value: c_long, how: c_int) -> c_long {
-    let runtime = runtime();
-    let shown = runtime.exchange(&value.to_le_bytes());
-    let values =
-        shown.iter().filter_map(|bytes| bytes.first_chunk().copied()).map(i64::from_le_bytes);
-    let values = values.take(reach(how, runtime.me(), runtime.procs()));
+    let values = shown(value.to_le_bytes(), how).map(i64::from_le_bytes);
     values.reduce(|a, b| combine_long(op, a, b)).unwrap_or(value)
 }
 
-/// The same of numbers with fractions, which are combined in the order of the processes.
+/// The same of numbers with fractions.
 #[unsafe(no_mangle)]
 pub extern "C" fn quipu_sc_reduce_double(op: c_int, value: c_double, how: c_int) -> c_double {
-    let runtime = runtime();
-    let shown = runtime.exchange(&value.to_le_bytes());
-    let values =
-        shown.iter().filter_map(|bytes| bytes.first_chunk().copied()).map(f64::from_le_bytes);
-    let values = values.take(reach(how, runtime.me(), runtime.procs()));
+    let values = shown(value.to_le_bytes(), how).map(f64::from_le_bytes);
     values.reduce(|a, b| combine_double(op, a, b)).unwrap_or(value)
 }
 

@@ -29,7 +29,7 @@ impl Runtime {
             self.wait_until(|| control().flags[round].0.load(Ordering::Acquire) >= epoch);
             round += 1;
         }
-        self.poll();
+        self.tick();
     }
 
     /// Shows bytes to all, and reads what all have shown: at most [`SLOT`] bytes each, of one length.

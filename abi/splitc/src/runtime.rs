@@ -192,6 +192,15 @@ impl Runtime {
         }
     }
 
+    /// Polls now and then: what a barrier costs must not be what a poll costs.
+    pub(crate) fn tick(&self) {
+        let left = self.state.budget.get() - BUDGET / 16;
+        self.state.budget.set(left);
+        if left < 0 || self.has_far {
+            self.poll();
+        }
+    }
+
     /// The link, for a message to another process.
     pub(crate) fn link_to(&self, proc: usize) -> &Link {
         if self.polling.get() {
@@ -214,22 +223,23 @@ impl Runtime {
         let mut since = None;
         while !holds() {
             spins += 1;
-            // Far messages need a poll each time; flags in memory come by themselves.
-            if self.has_far || spins.is_multiple_of(64) {
+            // Far messages need a poll each time; flags in memory come by themselves, and polls that are rare
+            // cost the more.
+            if self.has_far {
                 self.poll();
             }
             if spins < SPINS {
                 std::hint::spin_loop();
                 continue;
             }
+            if !self.has_far {
+                self.poll();
+            }
             let began = *since.get_or_insert_with(Instant::now);
             if began.elapsed() > Duration::from_millis(5) {
                 std::thread::sleep(Duration::from_micros(50));
             } else {
                 std::thread::yield_now();
-            }
-            if !spins.is_multiple_of(64) {
-                self.poll();
             }
         }
     }

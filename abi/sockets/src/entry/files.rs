@@ -3,6 +3,7 @@
 use libc::{FILE, c_char, c_int, c_uint, off_t, ssize_t};
 use quipu_sockets::report::Reason;
 
+use crate::life::FilePlan;
 use crate::real::real;
 use crate::{life, send};
 
@@ -13,12 +14,19 @@ macro_rules! sendfile_like {
         unsafe extern "C-unwind" fn $name(
             to: c_int, from: c_int, offset: *mut $offset, count: usize,
         ) -> ssize_t {
-            let conn = life::enter_to_send(to);
+            // SAFETY: the program passes a variable, or null for the file's own position.
+            let at = unsafe { offset.as_ref() }.copied();
+            let plan = life::plan_file(to, from, at, count);
+            if let FilePlan::Done(len) = plan {
+                // SAFETY: only a plan with an offset ends so.
+                unsafe { *offset += len as $offset };
+                return len as ssize_t;
+            }
             let sent = real!($name(to => c_int, from => c_int, offset => *mut $offset,
                 count => usize) -> ssize_t);
-            match conn {
-                Some(conn) => send::finish(conn, 0, sent),
-                None => sent,
+            match plan {
+                FilePlan::Kernel(conn) => send::finish(conn, 0, sent),
+                _ => sent,
             }
         }
     )*};

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quipu_am::{Body, CallError, EndpointId, Local, Outgoing, Remote, Sent, Ticket};
 
@@ -10,6 +11,10 @@ use super::port::{Port, Shared};
 use super::{Arg, Bundle, Counters, Error, Name, Tag};
 use crate::memory::RemoteMemory;
 use quipu_host::nic::{Key, Sge};
+
+/// Polls that find nothing before a call that waits goes to sleep, and for how long.
+const EMPTY_POLLS: u32 = 2000;
+const NAP: Duration = Duration::from_millis(1);
 
 /// Memory that a bulk message sends: registered in the domain of the port, in one piece of any
 /// length.
@@ -398,12 +403,18 @@ impl Endpoint {
     }
 
     fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        let mut empty = 0;
         loop {
             match attempt() {
                 Err(Error::Call(CallError::WouldBlock)) if !Shared::is_in_handler() => {
-                    self.poll()?;
+                    empty = if self.poll()? == 0 { empty + 1 } else { 0 };
                 }
                 outcome => return outcome,
+            }
+            if empty >= EMPTY_POLLS {
+                // The peer may need this processor.
+                let bundle = self.shared().lock().core.bundle_of(self.id)?;
+                self.shared().sleep(bundle, Some(NAP))?;
             }
         }
     }
