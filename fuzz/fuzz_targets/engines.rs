@@ -33,9 +33,13 @@ fn steered(how: u8, bytes: &[u8]) -> Vec<u8> {
             out.truncate(out.len() - 16);
             out[0] = how % 8 + 1;
             // As long as it must be, mostly.
-            let len = if how % 8 == 2 { 16 + 16 + 8 } else { 16 };
+            let len = if how % 8 == 2 { 16 + 16 + 1 + 8 } else { 16 };
             let mut rest = bytes.to_vec();
             rest.resize(if how & 0x80 == 0 { len } else { rest.len() }, how);
+            if how % 8 == 2 && rest.len() == len {
+                // Whether the engine has all addresses.
+                rest[32] &= 1;
+            }
             out.extend(rest);
             return out;
         }

@@ -451,7 +451,7 @@ impl World {
         let link = Link {
             own: neighbour.own.clone(),
             peer: neighbour.peer.clone(),
-            peer_gid: gid(neighbour.last),
+            peer_gid: Some(gid(neighbour.last)),
             peer_memory: with_memory.then_some(memory),
             peer_directory: with_memory.then(|| self.directory.clone()),
         };
@@ -532,7 +532,7 @@ impl World {
 
     fn act(&mut self, action: Action) {
         match action {
-            Action::Connect { conn, peer } if peer.ip() == IpAddr::from([10, 0, 0, OWN]) => {
+            Action::Connect { conn, peer, .. } if peer.ip() == IpAddr::from([10, 0, 0, OWN]) => {
                 self.adapter.handle_reached_self(self.now, conn);
             }
             Action::Connect { conn, .. } => self.wanted.push(conn),
