@@ -262,6 +262,9 @@ impl Known {
 }
 
 /// A dissemination barrier: in round k each tells the one 2^k further on.
+///
+/// At its end all own messages have been answered: the process may exit then, and takes none with it that a
+/// peer still waits for.
 fn known_barrier() -> Outcome {
     let known = known()?;
     let (rank, size) = (known.rank, known.size);
@@ -272,7 +275,7 @@ fn known_barrier() -> Outcome {
         known.until(|arrived| arrived.barriers.remove(&(number, round)).is_some())?;
         (step, round) = (step * 2, round + 1);
     }
-    Ok(())
+    known.until(|_| !matches!(known.private.outstanding(), Ok(1..)))
 }
 
 /// Takes the job, unless another thread is at it: a signal handler may exit.

@@ -87,6 +87,11 @@ impl Records {
         record.is_some_and(|record| record.serial == serial && !record.is_source_free)
     }
 
+    /// The connections of all records.
+    pub(crate) fn conns(&self) -> impl Iterator<Item = ConnId> {
+        self.places.iter().flatten().map(|record| record.conn)
+    }
+
     /// The numbers of the records of a connection, oldest first.
     pub(crate) fn all_of(&self, conn: ConnId) -> Vec<u16> {
         let mut all: Vec<(u32, u16)> = (0u16..)

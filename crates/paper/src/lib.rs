@@ -9,7 +9,7 @@
 //! |---|---|
 //! | [`data`] | papers, figures and facts as values; the embedded files |
 //! | [`experiment`] | what an experiment gets and returns |
-//! | [`compare`] | published, ours, ratio, verdict |
+//! | [`mod@compare`] | published, ours, ratio, verdict |
 //! | [`report`] | the results as text, JSON and HTML |
 //! | `papers` | the experiments, one module per paper |
 //!

@@ -368,6 +368,17 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         Ok(self.counters[id.index() as usize])
     }
 
+    /// How many messages of an endpoint have neither been answered nor come back.
+    ///
+    /// # Errors
+    ///
+    /// There is no such endpoint.
+    pub fn outstanding(&self, id: EndpointId) -> Result<usize, CallError> {
+        self.endpoint(id)?;
+        let is_of = |conn: &ConnId| self.conns.get(*conn).is_some_and(|conn| conn.endpoint == id);
+        Ok(self.records.conns().filter(is_of).count())
+    }
+
     /// Maps an index of the translation table to a peer. Nothing is sent before the first request.
     ///
     /// # Errors

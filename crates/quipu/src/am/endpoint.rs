@@ -255,6 +255,16 @@ impl Endpoint {
         Ok(self.shared().lock().core.counters(self.id)?)
     }
 
+    /// How many of its requests have neither been answered nor come back. A process that exits while this is
+    /// more than 0 may take requests with it.
+    ///
+    /// # Errors
+    ///
+    /// As [`name`](Self::name).
+    pub fn outstanding(&self) -> Result<usize, Error> {
+        Ok(self.shared().lock().core.outstanding(self.id)?)
+    }
+
     /// Moves it to another bundle of the port, with all that it has.
     ///
     /// # Errors
