@@ -20,7 +20,7 @@ pub enum Word {
     Base,
     /// Position up to which the receiving program has read, and whether a withdrawal is going on.
     Read,
-    /// Whether the receiver wants octets over TCP at once: see [`Wish`]. The receiver stores it.
+    /// Whether the receiver wants octets over TCP at once: see `Wish`. The receiver stores it.
     Wish,
 }
 
