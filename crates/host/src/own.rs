@@ -60,7 +60,7 @@ impl OwnAddresses {
         self.rows.get(usize::from(index)).unwrap_or_else(|| self.first())
     }
 
-    /// The GIDs of the rows behind those of the first address.
+    /// The GIDs of the rows after those of the first address.
     pub(crate) fn other_gids(&self) -> Vec<Gid> {
         self.rows[GID_ROWS.into()..].iter().map(|row| Gid::from(row.ip)).collect()
     }

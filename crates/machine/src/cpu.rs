@@ -23,7 +23,7 @@ pub(crate) struct Cpu {
     pub(crate) id: CoreId,
 }
 
-/// Returns to the executor once. Whoever uses it has scheduled the event that resumes the core.
+/// Returns to the executor once. The caller has scheduled the event that resumes the core.
 struct Yield(bool);
 
 impl Future for Yield {

@@ -3,7 +3,7 @@
 //! One slow processor runs the four state machines of the adapter (doorbell, management, transmit, receive).
 //! Each segment occupies it for the sum of its stages (tables 2 and 3 of the paper, `costs/lanai.toml`), and
 //! while it waits for its DMA engine and for the link: the firmware overlaps nothing. The TCP is
-//! [`quipu_inet::tcp`] in message mode, as in Quipu's own adapter. A host behind it posts and polls.
+//! [`quipu_inet::tcp`] in message mode, as in Quipu's own adapter. The host posts and polls.
 
 use std::collections::VecDeque;
 

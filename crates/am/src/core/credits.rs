@@ -12,7 +12,7 @@ const SLACK: u32 = 96;
 /// Slots are posted again in groups of so many.
 pub(super) const REPOST_GROUP: usize = 16;
 
-/// The receive slots of a port, and whom they are promised to.
+/// The receive slots of a port, and the connections that they are promised to.
 ///
 /// Each connection that was accepted has one credit for ever, so that no peer starves; the others
 /// are lent to those who want more. A credit stands for one receive slot. Own requests that are

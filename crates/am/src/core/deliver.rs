@@ -28,7 +28,7 @@ pub enum DeliveryKind {
         status: Status,
         /// How it was sent.
         operation: Operation,
-        /// Whom it was for.
+        /// The endpoint that it was sent to.
         to: Name,
     },
 }

@@ -69,7 +69,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             false => self.for_initiator(id, &message, payload),
         });
         if !taken {
-            // No engine sends that. Whoever does so is not talked to.
+            // No engine sends that: the connection ends.
             if payload.is_some() {
                 self.repost(slot);
             }

@@ -103,7 +103,7 @@ pub enum Sent<H> {
     Own(Box<Delivery<H>>),
 }
 
-/// Whom a request goes to.
+/// The peer that a request goes to.
 struct Target {
     name: Name,
     tag: Tag,

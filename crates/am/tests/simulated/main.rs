@@ -414,7 +414,7 @@ fn everybody_asks_everybody_with_one_credit() {
     }
 }
 
-/// Whoever forges messages costs a connection, and bounded memory; the others go on.
+/// A peer that forges messages costs a connection and bounded memory; the others go on.
 #[test]
 fn a_hostile_peer_stops_nobody_else() {
     for seed in 0..40 {

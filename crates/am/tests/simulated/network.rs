@@ -87,7 +87,7 @@ impl Network {
         self.queue.insert((time, self.serial), arrival);
     }
 
-    /// Over a pipe, behind what was sent that way before.
+    /// Over a pipe, after everything that was sent that way before.
     fn over(&mut self, pipe: usize, side: usize, arrival: Arrival) {
         let time = (self.now + self.delay()).max(self.pipes[pipe].last[side]);
         self.pipes[pipe].last[side] = time;

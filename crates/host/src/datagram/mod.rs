@@ -174,8 +174,8 @@ impl Datagrams {
         self.numbers.wants_port()
     }
 
-    /// Opens the sockets for a port whose TCP side belongs to this engine. The numbers behind it are then
-    /// numbers for datagram queue pairs.
+    /// Opens the sockets for a port whose TCP side belongs to this engine. Its queue pair numbers are then
+    /// free for datagram queue pairs.
     ///
     /// # Errors
     ///
@@ -247,8 +247,8 @@ impl Datagrams {
         ours
     }
 
-    /// The socket of a queue pair at the first address. That for all others stands behind it, if there is
-    /// one.
+    /// The socket of a queue pair at the first address. The socket for all other addresses follows
+    /// it, if there is one.
     fn position(&self, number: QpNum) -> Option<usize> {
         let port = number.port();
         self.sockets.iter().position(|socket| socket.port == port && socket.role == Role::First)

@@ -1,4 +1,4 @@
-//! The smallest NIC there can be: two FIFOs behind two registers. The processor moves every byte.
+//! The smallest NIC there can be: two FIFOs, each reached through a register. The processor moves every byte.
 //!
 //! It is the example of `docs/add-a-nic.md`, and what hosts have that only load the machine under test.
 

@@ -42,20 +42,25 @@ fn count(cpu: &Cpu) {
     }
 }
 
-/// netperf's server: answers each request.
-pub(super) async fn echo(cpu: &Cpu, sockets: &[u32], work: &WorkloadPlan) {
-    let user = cpu.host().memory.heap.reserve(READ.max(work.response.0));
+/// Sends a message of `length` bytes from `user` for each message that comes, for ever.
+async fn answer_each(cpu: &Cpu, sockets: &[u32], user: u64, length: u64) {
     loop {
         wait_any(cpu, sockets).await;
         for index in sockets.iter().copied().filter(|index| is_readable(cpu, *index)) {
             os::recv(cpu, index, user, READ).await;
             while os::take_message(cpu, index).is_some() {
                 cpu.charge(Category::User, Cost::UserCall);
-                os::send_message(cpu, index, user, work.response.0, 0).await;
+                os::send_message(cpu, index, user, length, 0).await;
                 count(cpu);
             }
         }
     }
+}
+
+/// netperf's server: answers each request.
+pub(super) async fn echo(cpu: &Cpu, sockets: &[u32], work: &WorkloadPlan) {
+    let user = cpu.host().memory.heap.reserve(READ.max(work.response.0));
+    answer_each(cpu, sockets, user, work.response.0).await;
 }
 
 /// netperf's client: `outstanding` requests on each connection.
@@ -66,17 +71,7 @@ pub(super) async fn ask(cpu: &Cpu, sockets: &[u32], work: &WorkloadPlan, outstan
             os::send_message(cpu, *index, user, work.request.0, 0).await;
         }
     }
-    loop {
-        wait_any(cpu, sockets).await;
-        for index in sockets.iter().copied().filter(|index| is_readable(cpu, *index)) {
-            os::recv(cpu, index, user, READ).await;
-            while os::take_message(cpu, index).is_some() {
-                cpu.charge(Category::User, Cost::UserCall);
-                os::send_message(cpu, index, user, work.request.0, 0).await;
-                count(cpu);
-            }
-        }
-    }
+    answer_each(cpu, sockets, user, work.request.0).await;
 }
 
 /// The web server: finds the file in the page cache and sends it.
