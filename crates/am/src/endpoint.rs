@@ -78,6 +78,8 @@ pub struct Endpoint {
     pub(crate) public: Option<Name>,
     /// A handler of it runs.
     pub(crate) is_running: bool,
+    /// The index of the handler that a delivery has, to be given back when that is finished.
+    pub(crate) lent: Option<u16>,
 }
 
 /// What an endpoint has done so far.

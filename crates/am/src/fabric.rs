@@ -194,6 +194,18 @@ pub trait Fabric {
     fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool;
     /// Writes memory of this process into that of the peer.
     fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool;
+    /// Writes memory as [`write`](Self::write), then sends bytes as [`send`](Self::send), each with
+    /// what is to be reported of it.
+    fn write_and_send(
+        &mut self,
+        conn: ConnId,
+        from: Local,
+        to: Remote,
+        notify: Option<u64>,
+        (bytes, sent): (&[u8], Option<u64>),
+    ) -> bool {
+        self.write(conn, from, to, notify) && self.send(conn, bytes, sent)
+    }
     /// Reads memory of the peer.
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool;
     /// Most bytes of [`send`](Self::send).

@@ -36,6 +36,8 @@ mod sys;
 mod targets;
 mod worker;
 
+pub use sys::cycles_per_ns;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};

@@ -109,6 +109,15 @@ pub(crate) fn end(child: &mut Child, patience_ms: u64) {
     let _ = child.wait();
 }
 
+/// How much the time-stamp counter advances in a nanosecond; 1 where there is none.
+#[must_use]
+pub fn cycles_per_ns() -> f64 {
+    let (began, first) = (std::time::Instant::now(), cycles());
+    std::thread::sleep(Duration::from_millis(20));
+    let passed = cycles().saturating_sub(first);
+    passed as f64 / began.elapsed().as_nanos().max(1) as f64
+}
+
 /// The processor's time-stamp counter; nanoseconds where there is none.
 #[cfg(target_arch = "x86_64")]
 #[inline]

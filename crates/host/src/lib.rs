@@ -86,6 +86,7 @@ pub use exec::{
     may_gain_no_privileges, own_file,
 };
 pub use interrupts::Interrupts;
+pub use lock::{Guard, Lock};
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{Guests, ShareError, Sharer};
 pub use sys::with_more_descriptors;

@@ -25,8 +25,9 @@ const YIELDS_FOR: Duration = Duration::from_micros(500);
 /// word, on the way to sleep, comes long behind that store.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Data behind a lock.
-pub(crate) struct Lock<T> {
+/// Data behind a lock that is made for short times: one locked instruction where nobody competes, a short spin,
+/// then sleep in the kernel. It is not fair, and does not know of panics.
+pub struct Lock<T> {
     state: AtomicU32,
     /// Somebody may sleep, and was not woken yet.
     awaited: AtomicBool,
@@ -41,13 +42,13 @@ pub(crate) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// The right to use the data, until dropped.
-pub(crate) struct Guard<'a, T> {
+pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }
 
 impl<T> Lock<T> {
     /// A free lock. `spin` says whether more than one processor is there.
-    pub(crate) fn new(data: T, spin: bool) -> Self {
+    pub fn new(data: T, spin: bool) -> Self {
         let (state, waits) = (AtomicU32::new(FREE), AtomicU32::new(0));
         Self { state, awaited: AtomicBool::new(false), waits, spin, data: UnsafeCell::new(data) }
     }
@@ -59,7 +60,7 @@ impl<T> Lock<T> {
 
     /// Waits for the lock.
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T> {
         if !self.try_take() {
             self.lock_contended();
         }

@@ -29,10 +29,22 @@ impl Environment<'_> {
     ///
     /// The command cannot be started, fails (the error has the end of what it printed), or prints no JSON.
     pub fn quipu_json(&mut self, arguments: &[&str]) -> Result<serde_json::Value> {
+        let output = self.quipu(&[], arguments)?;
+        serde_json::from_slice(&output)
+            .with_context(|| format!("quipu {} printed no JSON", arguments.join(" ")))
+    }
+
+    /// Runs `quipu` with some environment variables and arguments and returns its standard output.
+    ///
+    /// # Errors
+    ///
+    /// The command cannot be started, or fails: the error has the end of what it printed.
+    pub fn quipu(&mut self, variables: &[(&str, &str)], arguments: &[&str]) -> Result<Vec<u8>> {
         let line = format!("quipu {}", arguments.join(" "));
         (self.progress)(&line);
         let output = Command::new(&self.quipu)
             .args(arguments)
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .output()
             .with_context(|| format!("cannot start {}", self.quipu.display()))?;
@@ -40,7 +52,7 @@ impl Environment<'_> {
         let last: Vec<_> = errors.lines().rev().take(5).collect();
         let last: Vec<_> = last.into_iter().rev().collect();
         ensure!(output.status.success(), "{line} failed ({}): {}", output.status, last.join("; "));
-        serde_json::from_slice(&output.stdout).with_context(|| format!("{line} printed no JSON"))
+        Ok(output.stdout)
     }
 
     /// Writes a temporary file and returns its path.

@@ -64,7 +64,9 @@ enum From {
 /// A handler that is to run. It goes to [`Core::finish`] afterwards.
 #[derive(Debug)]
 pub struct Delivery<H> {
-    /// The handler; none for a message that came back where the program has set none.
+    /// The handler; none for a message that came back where the program has set none. The caller
+    /// may take it, and puts it back before [`Core::finish`]: otherwise the program has to set it
+    /// anew.
     pub handler: Option<H>,
     /// Whose handler it is.
     pub endpoint: EndpointId,
@@ -148,12 +150,14 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     fn fitness(&self, id: EndpointId, message: &Message) -> Option<Status> {
         let handlers = &self.handlers[id.index() as usize];
         let is_set = handlers.get(usize::from(message.handler)).is_some_and(Option::is_some);
+        let endpoint = self.endpoints.get(id);
+        let is_lent = || endpoint.is_some_and(|it| it.lent == Some(message.handler));
         // 0 is not for peers to call.
-        if !is_set || message.handler == 0 {
+        if message.handler == 0 || !(is_set || is_lent()) {
             return Some(Status::BadHandler);
         }
         if message.category == Category::Bulk {
-            let segment = self.endpoints.get(id).and_then(|endpoint| endpoint.segment);
+            let segment = endpoint.and_then(|endpoint| endpoint.segment);
             let none = Remote { addr: 0, len: 0, key: 0 };
             return within(segment.unwrap_or(none), message.offset, message.len).err();
         }
@@ -181,13 +185,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline]
     pub fn next_delivery(&mut self, id: BundleId) -> Option<Delivery<H>> {
         loop {
-            let bundle = self.bundles.get(id)?;
-            if bundle.mode == Mode::Sequential && bundle.running > 0 {
-                return None;
-            }
-            let runs = |arrived| self.is_runnable(bundle.mode, arrived);
-            let index = bundle.queue.iter().position(runs)?;
-            let arrived = self.bundles.get_mut(id)?.queue.remove(index)?;
+            let arrived = self.take_runnable(id)?;
             let delivery = match arrived.what {
                 What::Request { conn, tag } => self.deliver_request(&arrived, conn, tag),
                 What::Reply { conn } => self.deliver_reply(&arrived, conn),
@@ -210,6 +208,21 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 self.repost(slot);
             }
         }
+    }
+
+    /// Takes the first message of a bundle whose handler may run.
+    #[inline]
+    fn take_runnable(&mut self, id: BundleId) -> Option<Arrived> {
+        let bundle = self.bundles.get(id)?;
+        if bundle.mode == Mode::Sequential && bundle.running > 0 {
+            return None;
+        }
+        if self.is_runnable(bundle.mode, bundle.queue.front()?) {
+            return self.bundles.get_mut(id)?.queue.pop_front();
+        }
+        let runs = |arrived| self.is_runnable(bundle.mode, arrived);
+        let index = bundle.queue.iter().position(runs)?;
+        self.bundles.get_mut(id)?.queue.remove(index)
     }
 
     #[inline]
@@ -261,25 +274,37 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     }
 
     #[inline]
-    fn delivery(&self, arrived: &Arrived, kind: DeliveryKind, from: From) -> Delivery<H> {
+    fn delivery(&mut self, arrived: &Arrived, kind: DeliveryKind, from: From) -> Delivery<H> {
         let index = match kind {
             DeliveryKind::Returned { .. } => 0,
-            _ => usize::from(arrived.message.handler),
+            _ => arrived.message.handler,
         };
-        let message = arrived.message;
+        let message = &arrived.message;
         let payload = match (arrived.slot, message.category) {
             (Some((slot, at)), _) => Payload::Slot { slot, at, len: message.len as u32 },
             (None, Category::Bulk) if !matches!(kind, DeliveryKind::Returned { .. }) => {
-                self.part_of_segment(arrived.endpoint, &message)
+                self.part_of_segment(arrived.endpoint, message)
             }
             _ => Payload::None,
         };
+        let place = self.handlers[arrived.endpoint.index() as usize].get_mut(usize::from(index));
+        // A handler of the endpoint itself may reply to itself, to the same handler.
+        let handler = match from {
+            From::Own => place.and_then(|place| place.clone()),
+            From::Conn(_) | From::Nowhere => place.and_then(Option::take),
+        };
+        if handler.is_some()
+            && from != From::Own
+            && let Some(endpoint) = self.endpoints.get_mut(arrived.endpoint)
+        {
+            endpoint.lent = Some(index);
+        }
         Delivery {
-            handler: self.handlers[arrived.endpoint.index() as usize].get(index).cloned().flatten(),
+            handler,
             endpoint: arrived.endpoint,
             kind,
             payload,
-            message,
+            message: *message,
             from,
             has_replied: false,
             is_marked: true,
@@ -421,11 +446,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.next_ticket = self.next_ticket.wrapping_add(1);
         let ticket = self.next_ticket;
         self.reply_writes.push((ticket, conn));
-        if self.fabric.write(conn, from, to, Some(notify::REPLY | u64::from(ticket))) {
-            self.answer(conn, message, starved);
-        } else {
-            self.give_up(conn, Status::Unreachable);
-        }
+        let mut message = message;
+        message.credits = self.credit_for_answer(conn, starved);
+        let number = notify::REPLY | u64::from(ticket);
+        self.write_and_send(conn, (from, to), Some(number), &message);
         Replied::Pending(ReplyTicket(ticket))
     }
 
@@ -474,7 +498,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Ends a delivery whose handler has run. A request that was not replied to is acknowledged.
     #[inline]
-    pub fn finish(&mut self, delivery: &Delivery<H>) {
+    pub fn finish(&mut self, delivery: &mut Delivery<H>) {
+        self.take_back_handler(delivery);
         if matches!(delivery.kind, DeliveryKind::Request(_)) && !delivery.has_replied {
             self.buffers.redeem();
             if let From::Conn(conn) = delivery.from {
@@ -495,6 +520,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             if let Some(bundle) = self.bundles.get_mut(endpoint.bundle) {
                 bundle.running -= 1;
             }
+        }
+    }
+
+    /// Puts the handler of a delivery back into its place, if no other was set there meanwhile.
+    #[inline]
+    fn take_back_handler(&mut self, delivery: &mut Delivery<H>) {
+        if delivery.from == From::Own {
+            return;
+        }
+        let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint) else { return };
+        let Some(lent) = endpoint.lent.take() else { return };
+        let table = &mut self.handlers[delivery.endpoint.index() as usize];
+        if let Some(place) = table.get_mut(usize::from(lent)) {
+            *place = delivery.handler.take();
         }
     }
 

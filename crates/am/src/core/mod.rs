@@ -151,6 +151,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             segment: None,
             public: None,
             is_running: false,
+            lent: None,
         });
         let at = id.index() as usize;
         if at >= self.handlers.len() {
@@ -303,7 +304,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         index: u32,
         handler: Option<H>,
     ) -> Result<(), CallError> {
-        self.endpoint(id)?;
+        let endpoint = self.endpoints.get_mut(id).ok_or(CallError::NoSuchObject)?;
         let table = &mut self.handlers[id.index() as usize];
         let most = table.len() as u64;
         let slot = table.get_mut(index as usize).ok_or(CallError::TooMuch {
@@ -312,6 +313,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             most,
         })?;
         *slot = handler;
+        // The one that runs does not come back to a place that has another.
+        endpoint.lent = endpoint.lent.filter(|lent| u32::from(*lent) != index);
         Ok(())
     }
 
@@ -321,21 +324,23 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     ///
     /// There is no such endpoint, or the table is full.
     pub fn set_any_handler(&mut self, id: EndpointId, handler: H) -> Result<u32, CallError> {
-        self.endpoint(id)?;
+        let lent = self.endpoint(id)?.lent.map(usize::from);
         let table = &mut self.handlers[id.index() as usize];
-        let free = table.iter().skip(1).position(Option::is_none).ok_or(CallError::TableFull)? + 1;
+        let is_free = |index: &usize| table[*index].is_none() && lent != Some(*index);
+        let free = (1..table.len()).find(is_free).ok_or(CallError::TableFull)?;
         table[free] = Some(handler);
         Ok(free as u32)
     }
 
-    /// A handler.
+    /// Whether a handler is set.
     ///
     /// # Errors
     ///
     /// There is no such endpoint.
-    pub fn handler(&self, id: EndpointId, index: u32) -> Result<Option<H>, CallError> {
-        self.endpoint(id)?;
-        Ok(self.handlers[id.index() as usize].get(index as usize).cloned().flatten())
+    pub fn has_handler(&self, id: EndpointId, index: u32) -> Result<bool, CallError> {
+        let lent = self.endpoint(id)?.lent.map(u32::from);
+        let place = self.handlers[id.index() as usize].get(index as usize);
+        Ok(place.is_some_and(Option::is_some) || lent == Some(index))
     }
 
     /// The size of the handler table.
@@ -354,7 +359,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     ///
     /// Too many, or a handler is set that would be cut off.
     pub fn set_handler_count(&mut self, id: EndpointId, count: u32) -> Result<(), CallError> {
-        self.endpoint(id)?;
+        let lent = self.endpoint(id)?.lent;
+        if lent.is_some_and(|lent| u32::from(lent) >= count.max(TABLE as u32)) {
+            return Err(CallError::InUse);
+        }
         resize(&mut self.handlers[id.index() as usize], count, MAX_HANDLERS, "handlers")
     }
 

@@ -57,17 +57,19 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let parsed = Message::parse(head, len);
         // A payload stays where it is until its handler has run; everything else is in the message
         // now.
-        let payload = parsed.and_then(|(message, at)| {
-            (message.category == Category::Medium).then_some((slot, at as u32))
-        });
+        let payload = match &parsed {
+            Some((message, at)) if message.category == Category::Medium => Some((slot, *at as u32)),
+            _ => None,
+        };
         if payload.is_none() {
             self.repost(slot);
         }
         let accepted = self.conns.get_mut(id).is_some_and(|conn| conn.acceptor().is_some());
-        let taken = parsed.is_some_and(|(message, _)| match accepted {
-            true => self.for_acceptor(id, &message, payload),
-            false => self.for_initiator(id, &message, payload),
-        });
+        let taken = match &parsed {
+            Some((message, _)) if accepted => self.for_acceptor(id, message, payload),
+            Some((message, _)) => self.for_initiator(id, message, payload),
+            None => false,
+        };
         if !taken {
             // No engine sends that: the connection ends.
             if payload.is_some() {
@@ -146,11 +148,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if record.is_answered {
             return false;
         }
-        if message.kind == Kind::Reply {
-            record.is_answered = true;
-        }
-        let record = *record;
         if let Kind::Reply = message.kind {
+            record.is_answered = true;
             if !matches!(record.purpose, Purpose::Program(Operation::Request(_))) {
                 return false;
             }
@@ -159,14 +158,11 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             self.enqueue(Arrived { endpoint, what, message: *message, slot });
             return true;
         }
+        let purpose = record.purpose;
         let expected = match message.kind {
-            Kind::Ack => {
-                !matches!(record.purpose, Purpose::Segment | Purpose::Program(Operation::Get))
-            }
-            Kind::Return => matches!(record.purpose, Purpose::Program(Operation::Request(_))),
-            Kind::SegmentInfo => {
-                record.purpose == Purpose::Segment && message.category == Category::Bulk
-            }
+            Kind::Ack => !matches!(purpose, Purpose::Segment | Purpose::Program(Operation::Get)),
+            Kind::Return => matches!(purpose, Purpose::Program(Operation::Request(_))),
+            Kind::SegmentInfo => purpose == Purpose::Segment && message.category == Category::Bulk,
             _ => false,
         };
         if !expected {
@@ -176,8 +172,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             let none = Remote { addr: 0, len: 0, key: 0 };
             initiator.segment = PeerSegment::Known(segment_of(message).unwrap_or(none));
         }
+        let returned = (message.kind == Kind::Return).then_some(*record);
         self.retire(id, message.id, message.credits);
-        if message.kind == Kind::Return {
+        if let Some(record) = returned {
             self.returned(id, &record, message.status.unwrap_or(Status::BadArgs));
         }
         self.close_if_idle(id);

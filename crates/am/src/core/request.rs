@@ -186,6 +186,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             return Ok(Sent::Done);
         }
         if message.category != Category::Bulk && self.is_own(id, &target.name) {
+            if self.endpoint(id)?.is_running {
+                // In another thread: handlers of an endpoint run one at a time.
+                return Err(CallError::WouldBlock);
+            }
             let status = self.acceptance(id, target.tag, message);
             let Some(status) = status else {
                 self.counters[id.index() as usize].requests_sent += 1;
@@ -304,12 +308,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             (Body::Bulk { from, .. }, Some(to)) if from.len > 0 => {
                 let serial = self.records.of(message.id, conn).map_or(0, |record| record.serial);
                 let number = notify::of_record(notify::SOURCE, message.id, serial);
-                let written = self.fabric.write(conn, from, to, Some(number));
-                if written {
-                    self.send_head(conn, message);
-                } else {
-                    self.give_up(conn, Status::Unreachable);
-                }
+                self.write_and_send(conn, (from, to), Some(number), message);
                 Ok(Sent::Pending(Ticket { id: message.id, serial }))
             }
             (Body::Medium(bytes), _) => {
@@ -320,6 +319,23 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 self.send_head(conn, message);
                 Ok(Sent::Done)
             }
+        }
+    }
+
+    /// Writes memory, and sends a message after it.
+    #[inline]
+    pub(super) fn write_and_send(
+        &mut self,
+        conn: ConnId,
+        (from, to): (Local, Remote),
+        number: Option<u64>,
+        message: &Message,
+    ) {
+        let mut bytes = [0; MAX_HEAD];
+        let len = message.encode(&mut bytes);
+        let Some(notify) = self.checkpoint(conn) else { return };
+        if !self.fabric.write_and_send(conn, from, to, number, (&bytes[..len], notify)) {
+            self.give_up(conn, Status::Unreachable);
         }
     }
 
@@ -389,14 +405,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.send_bytes(conn, &bytes[..len]);
     }
 
+    /// Counts a send; what it has to ask for, if anything. None if the connection is gone.
     #[inline]
-    fn send_bytes(&mut self, conn: ConnId, bytes: &[u8]) {
-        let Some(known) = self.conns.get_mut(conn) else { return };
+    fn checkpoint(&mut self, conn: ConnId) -> Option<Option<u64>> {
+        let known = self.conns.get_mut(conn)?;
         known.unsignaled += 1;
-        let notify = (known.unsignaled >= CHECKPOINT_EVERY).then(|| {
+        Some((known.unsignaled >= CHECKPOINT_EVERY).then(|| {
             known.unsignaled = 0;
             notify::CHECKPOINT
-        });
+        }))
+    }
+
+    #[inline]
+    fn send_bytes(&mut self, conn: ConnId, bytes: &[u8]) {
+        let Some(notify) = self.checkpoint(conn) else { return };
         if !self.fabric.send(conn, bytes, notify) {
             self.give_up(conn, Status::Unreachable);
         }

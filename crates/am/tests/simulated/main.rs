@@ -214,7 +214,7 @@ impl Run {
             }
             let busy = u64::from(self.net.random(3)) * MS / 20;
             if busy == 0 {
-                self.net.nodes[node].finish(&delivery);
+                self.net.nodes[node].finish(&mut delivery);
             } else {
                 self.running.push((node, self.net.now + busy, delivery));
             }
@@ -286,9 +286,9 @@ impl Run {
         let (over, running): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.running).into_iter().partition(|(_, until, _)| *until <= now);
         self.running = running;
-        for (node, _, delivery) in over {
+        for (node, _, mut delivery) in over {
             if self.net.is_alive[node] {
-                self.net.nodes[node].finish(&delivery);
+                self.net.nodes[node].finish(&mut delivery);
                 self.net.take_posts(node);
             }
         }
@@ -431,8 +431,9 @@ fn a_hostile_peer_stops_nobody_else() {
                 run.net.nodes[node].handle_timeout(now);
                 run.net.take_posts(node);
                 run.send(node);
-                while let Some(delivery) = run.net.nodes[node].next_delivery(run.bundles[node]) {
-                    run.net.nodes[node].finish(&delivery);
+                while let Some(mut delivery) = run.net.nodes[node].next_delivery(run.bundles[node])
+                {
+                    run.net.nodes[node].finish(&mut delivery);
                 }
                 run.net.take_posts(node);
                 run.check_memory(node);

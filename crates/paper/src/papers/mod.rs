@@ -3,6 +3,7 @@
 
 mod qpip;
 mod sinic;
+mod via;
 
 use anyhow::{Result, bail};
 
@@ -25,9 +26,11 @@ pub struct Entry {
 pub fn papers() -> Result<Vec<Entry>> {
     let qpip = embedded("qpip", include_str!("../../papers/qpip.toml"))?;
     let sinic = embedded("sinic", include_str!("../../papers/sinic.toml"))?;
+    let via = embedded("via", include_str!("../../papers/via.toml"))?;
     Ok(vec![
         Entry { paper: qpip, experiment: || Box::<qpip::Qpip>::default() },
         Entry { paper: sinic, experiment: || Box::<sinic::Sinic>::default() },
+        Entry { paper: via, experiment: || Box::<via::Via>::default() },
     ])
 }
 

@@ -138,7 +138,7 @@ impl Endpoint {
     ///
     /// As [`name`](Self::name).
     pub fn has_handler(&self, index: u32) -> Result<bool, Error> {
-        Ok(self.shared().lock().core.handler(self.id, index)?.is_some())
+        Ok(self.shared().lock().core.has_handler(self.id, index)?)
     }
 
     /// The size of the handler table: 256 at first.

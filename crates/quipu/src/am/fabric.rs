@@ -367,6 +367,15 @@ impl HostFabric {
     }
 }
 
+/// A request that is reported by that number, or not at all.
+#[inline]
+fn reported(request: Request<'_>, number: Option<u64>) -> Request<'_> {
+    match number {
+        Some(number) => request.id(number),
+        None => request.unsignaled(),
+    }
+}
+
 /// Why a connection did not come about.
 fn refusal_of(event: &CmEvent) -> Refusal {
     let said = match event.private_data.get(..3) {
@@ -424,12 +433,7 @@ impl Fabric for HostFabric {
     #[inline]
     fn send(&mut self, conn: ConnId, bytes: &[u8], notify: Option<u64>) -> bool {
         let Some(qp) = self.queue_pair(conn) else { return false };
-        let request = Request::send_inline(bytes);
-        let request = match notify {
-            Some(number) => request.id(number),
-            None => request.unsignaled(),
-        };
-        qp.post_send(&request).is_ok()
+        qp.post_send(&reported(Request::send_inline(bytes), notify)).is_ok()
     }
 
     fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool {
@@ -442,6 +446,30 @@ impl Fabric for HostFabric {
 
     fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool {
         self.post_long(conn, from, to, notify, |sges, to| Request::write(sges, to))
+    }
+
+    #[inline]
+    fn write_and_send(
+        &mut self,
+        conn: ConnId,
+        from: Local,
+        to: Remote,
+        notify: Option<u64>,
+        (bytes, sent): (&[u8], Option<u64>),
+    ) -> bool {
+        if from.len > PIECE {
+            return self.write(conn, from, to, notify) && self.send(conn, bytes, sent);
+        }
+        let Some(qp) = self.queue_pair(conn) else { return false };
+        let lkey = quipu_host::nic::Key(from.key);
+        let sges = [Sge { addr: from.addr, len: from.len as u32, lkey }];
+        let rkey = quipu_host::nic::Key(to.key);
+        let to = RemoteMemory { addr: to.addr, len: from.len, rkey };
+        let requests = [
+            reported(Request::write(&sges, to), notify),
+            reported(Request::send_inline(bytes), sent),
+        ];
+        qp.post_sends(&requests).is_ok()
     }
 
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {

@@ -14,8 +14,8 @@ pub type Handler = Arc<dyn Fn(&mut Message<'_>) + Send + Sync>;
 
 /// A message, for as long as its handler runs.
 pub struct Message<'a> {
-    shared: &'a Shared,
-    delivery: Delivery<Handler>,
+    pub(super) shared: &'a Shared,
+    pub(super) delivery: Delivery<Handler>,
 }
 
 impl fmt::Debug for Message<'_> {
@@ -26,12 +26,6 @@ impl fmt::Debug for Message<'_> {
             .field("args", &self.args())
             .field("payload_len", &self.payload_len())
             .finish()
-    }
-}
-
-impl Drop for Message<'_> {
-    fn drop(&mut self) {
-        self.shared.ended(&self.delivery);
     }
 }
 

@@ -5,12 +5,13 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use quipu_am::{BundleId, Config, Core, Delivery};
 use quipu_host::nic::Completion;
+use quipu_host::{Guard, Lock};
 
 use super::fabric::{HostFabric, Sizes};
 use super::message::{Handler, Message};
@@ -21,7 +22,7 @@ use crate::device::{Device, ProtectionDomain};
 /// Completions that are taken at once.
 const BATCH: usize = 16;
 /// Polls between two looks at connections, where nothing is known to be going on there.
-const POLLS_PER_LOOK: u32 = 64;
+const POLLS_PER_LOOK: u32 = 256;
 /// Handlers that one call runs at most.
 const MOST_HANDLERS: usize = 64;
 /// The longest sleep while another thread sleeps, too, and takes this one's messages.
@@ -43,7 +44,7 @@ pub(super) struct State {
 
 /// A port, as its objects share it.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Lock<State>,
     queue: CompletionQueue,
     domain: ProtectionDomain,
     device: Device,
@@ -82,8 +83,9 @@ impl Port {
         let incarnation = RandomState::new().hash_one(std::process::id()) | 1;
         let core = Core::new(fabric, config, address, incarnation)?;
         let state = State { core, completions: Box::default(), polls: 0 };
+        let has_processors = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let shared = Shared {
-            state: Mutex::new(state),
+            state: Lock::new(state, has_processors),
             queue,
             domain,
             device: device.clone(),
@@ -114,11 +116,52 @@ impl Port {
     }
 }
 
+/// A handler that runs. Its delivery is finished when this is dropped, also if the handler panics.
+struct Run<'a> {
+    message: Message<'a>,
+    handler: Option<Handler>,
+    is_finished: bool,
+}
+
+impl<'a> Run<'a> {
+    #[inline]
+    fn new(shared: &'a Shared, mut delivery: Delivery<Handler>) -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        let handler = delivery.handler.take();
+        Self { message: Message::new(shared, delivery), handler, is_finished: false }
+    }
+
+    #[inline]
+    fn call(&mut self) {
+        if let Some(handler) = &self.handler {
+            handler(&mut self.message);
+        }
+    }
+
+    /// Ends the delivery under a lock that is held.
+    #[inline]
+    fn finish(&mut self, state: &mut State) {
+        self.is_finished = true;
+        DEPTH.set(DEPTH.get() - 1);
+        self.message.delivery.handler = self.handler.take();
+        state.core.finish(&mut self.message.delivery);
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let shared = self.message.shared;
+            self.finish(&mut shared.lock());
+        }
+    }
+}
+
 impl Shared {
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> Guard<'_, State> {
         // Handlers, which may panic, run without it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Nanoseconds since the port was opened.
@@ -175,29 +218,18 @@ impl Shared {
         while ran < MOST_HANDLERS {
             let Some(delivery) = state.core.next_delivery(bundle) else { break };
             drop(state);
-            self.run(delivery);
+            let mut run = Run::new(self, delivery);
+            run.call();
             ran += 1;
             state = self.lock();
+            run.finish(&mut state);
         }
         Ok(ran)
     }
 
     /// Runs a handler.
-    #[inline]
-    pub(super) fn run(&self, mut delivery: Delivery<Handler>) {
-        let handler = delivery.handler.take();
-        let mut message = Message::new(self, delivery);
-        DEPTH.set(DEPTH.get() + 1);
-        if let Some(handler) = handler {
-            handler(&mut message);
-        }
-    }
-
-    /// A handler of this thread has ended.
-    #[inline]
-    pub(super) fn ended(&self, delivery: &Delivery<Handler>) {
-        DEPTH.set(DEPTH.get() - 1);
-        self.lock().core.finish(delivery);
+    pub(super) fn run(&self, delivery: Delivery<Handler>) {
+        Run::new(self, delivery).call();
     }
 
     /// Sleeps until something may have happened, or `most` is over.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag};
 use quipu::{Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, Request};
 
-type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+pub(super) type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 const TAG: Tag = Tag(0x71_7569_7075);
 /// Handlers of the peer, and of the one that measures.
@@ -210,7 +210,7 @@ pub fn answer() -> Outcome {
 }
 
 /// The process that measures.
-struct Meter {
+pub(super) struct Meter {
     side: Side,
     child: Child,
     to_child: ChildStdin,
@@ -225,7 +225,7 @@ impl Drop for Meter {
 }
 
 impl Meter {
-    fn new(mut command: Command) -> Outcome<Self> {
+    pub(super) fn new(mut command: Command) -> Outcome<Self> {
         let side = Side::new()?;
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut to_child = child.stdin.take().ok_or("no pipe")?;
@@ -244,7 +244,7 @@ impl Meter {
     }
 
     /// Half a round trip over the queue pair, in nanoseconds.
-    fn raw_half(&mut self, messages: u32) -> Outcome<f64> {
+    pub(super) fn raw_half(&mut self, messages: u32) -> Outcome<f64> {
         self.order("raw", messages.into())?;
         self.side.send()?;
         self.side.receive()?;
@@ -257,7 +257,7 @@ impl Meter {
     }
 
     /// The same by Active Messages.
-    fn am_half(&mut self, messages: u32) -> Outcome<f64> {
+    pub(super) fn am_half(&mut self, messages: u32) -> Outcome<f64> {
         self.order("am", messages.into())?;
         let mut seen = self.side.seen.load(Ordering::Relaxed);
         let mut began = Instant::now();
@@ -273,7 +273,7 @@ impl Meter {
     }
 
     /// The time from one request to the next, with many under way, in nanoseconds.
-    fn gap(&mut self, messages: u32) -> Outcome<f64> {
+    pub(super) fn gap(&mut self, messages: u32) -> Outcome<f64> {
         self.order("am", messages.into())?;
         let seen = self.side.seen.load(Ordering::Relaxed);
         self.side.endpoint.request(0, ECHO, &[1, 1])?;
@@ -287,7 +287,7 @@ impl Meter {
     }
 
     /// Bytes in a nanosecond by sends of the queue pair, so many under way.
-    fn raw_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
+    pub(super) fn raw_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
         self.order("long", count)?;
         let source = [self.side.long_memory.sge(0, len)?];
         let (mut sent, mut done) = (0, 0);
@@ -303,7 +303,7 @@ impl Meter {
     }
 
     /// The same by bulk requests, whose handlers do not reply.
-    fn am_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
+    pub(super) fn am_bulk(&mut self, len: usize, count: u64) -> Outcome<f64> {
         self.order("am", count + 1)?;
         let source = self.side.long_memory.sge(0, len)?;
         let endpoint = &self.side.endpoint;
@@ -323,21 +323,92 @@ impl Meter {
         self.side.poll_until(seen + 1)?;
         Ok(count as f64 * len as f64 / nanoseconds(began))
     }
+
+    /// The same by medium requests.
+    pub(super) fn am_medium(&mut self, len: usize, count: u64) -> Outcome<f64> {
+        self.order("am", count + 1)?;
+        let payload = vec![7; len];
+        let endpoint = &self.side.endpoint;
+        let seen = self.side.seen.load(Ordering::Relaxed);
+        let began = Instant::now();
+        for _ in 0..count {
+            endpoint.request_medium(0, SINK, &[0], &payload)?;
+        }
+        endpoint.request(0, ECHO, &[0, 0])?;
+        self.side.poll_until(seen + 1)?;
+        Ok(count as f64 * len as f64 / nanoseconds(began))
+    }
+
+    /// The time that a request takes when nothing else is under way, in nanoseconds, from `bursts` of
+    /// `messages` requests each.
+    pub(super) fn isolated(&mut self, bursts: u32, messages: u32) -> Outcome<f64> {
+        let bursts = bursts.max(1);
+        self.order("am", u64::from(bursts * messages))?;
+        let mut seen = self.side.seen.load(Ordering::Relaxed);
+        let mut times = Vec::with_capacity(bursts as usize);
+        for _ in 0..bursts {
+            let began = Instant::now();
+            for round in 0..messages {
+                self.side.endpoint.request(0, ECHO, &[round.cast_signed(), 1])?;
+            }
+            times.push(nanoseconds(began) / f64::from(messages));
+            seen += u64::from(messages);
+            self.side.poll_until(seen)?;
+        }
+        Ok(quartile(&times, 2))
+    }
+
+    /// The time from one request to the next with a computation between them, in nanoseconds.
+    pub(super) fn spaced(&mut self, messages: u32, compute: impl Fn()) -> Outcome<f64> {
+        let messages = messages.max(2);
+        self.order("am", messages.into())?;
+        let seen = self.side.seen.load(Ordering::Relaxed);
+        let began = Instant::now();
+        for round in 0..messages {
+            self.side.endpoint.request(0, ECHO, &[round.cast_signed(), 1])?;
+            compute();
+            self.side.bundle.poll()?;
+        }
+        let time = nanoseconds(began) / f64::from(messages);
+        self.side.poll_until(seen + u64::from(messages))?;
+        Ok(time)
+    }
+
+    /// Ends the other process. It ends by itself, and is not waited for for long.
+    pub(super) fn quit(&mut self) -> Outcome {
+        self.order("quit", 0)?;
+        let until = Instant::now() + Duration::from_secs(2);
+        while self.child.try_wait()?.is_none() && Instant::now() < until {
+            self.side.bundle.poll()?;
+        }
+        Ok(())
+    }
+}
+
+/// Times of a burst of sends, in nanoseconds.
+pub(super) struct Burst {
+    /// Posting them.
+    pub(super) post: f64,
+    /// The poll that takes the first completion, and the others that take the rest.
+    pub(super) first: f64,
+    pub(super) rest: f64,
+    /// Posting as many receives, with one doorbell.
+    pub(super) receives: f64,
 }
 
 /// Half a round trip between two ends that one thread polls in turns, in nanoseconds: what both
 /// spend on it.
-struct OneThread([Side; 2]);
+pub(super) struct OneThread([Side; 2]);
 
 impl OneThread {
-    fn new() -> Outcome<Self> {
+    pub(super) fn new() -> Outcome<Self> {
         let ends = [Side::new()?, Side::new()?];
         ends[0].meet(&ends[1].introduction()?)?;
         ends[1].meet(&ends[0].introduction()?)?;
         Ok(Self(ends))
     }
 
-    fn raw(&mut self, messages: u32) -> Outcome<f64> {
+    pub(super) fn raw(&mut self, messages: u32) -> Outcome<f64> {
         let [here, there] = &mut self.0;
         let began = Instant::now();
         for _ in 0..messages {
@@ -349,7 +420,7 @@ impl OneThread {
         Ok(nanoseconds(began) / f64::from(messages) / 2.0)
     }
 
-    fn am(&mut self, messages: u32) -> Outcome<f64> {
+    pub(super) fn am(&mut self, messages: u32) -> Outcome<f64> {
         let [here, there] = &self.0;
         let mut seen = here.seen.load(Ordering::Relaxed);
         let began = Instant::now();
@@ -369,6 +440,45 @@ impl OneThread {
             }
         }
         Ok(nanoseconds(began) / f64::from(messages) / 2.0)
+    }
+}
+
+impl OneThread {
+    /// Sends so many messages in one direction, and takes them one at a time.
+    pub(super) fn burst(&mut self, count: usize) -> Outcome<Burst> {
+        let [here, there] = &mut self.0;
+        let began = Instant::now();
+        for _ in 0..count {
+            here.send()?;
+        }
+        let post = nanoseconds(began);
+        let mut took = Vec::with_capacity(count);
+        let (mut first, mut began) = (0.0, Instant::now());
+        while took.len() < count {
+            let found = there.cq.poll(&mut there.done[..1])?;
+            if found == 0 {
+                began = if took.is_empty() { Instant::now() } else { began };
+                continue;
+            }
+            if took.is_empty() {
+                first = nanoseconds(began);
+                began = Instant::now();
+            }
+            took.push(there.done[0].wr_id);
+        }
+        let rest = nanoseconds(began);
+        let mut sges = Vec::with_capacity(count);
+        for slot in &took {
+            sges.push([there.memory.sge(SEGMENT + *slot as usize * 64, 64)?]);
+        }
+        let list: Vec<(u64, &[quipu::Sge])> =
+            took.iter().zip(&sges).map(|(slot, sge)| (*slot, &sge[..])).collect();
+        let began = Instant::now();
+        there.qp.post_recvs(&list).map_err(|(_, error)| error)?;
+        let receives = nanoseconds(began);
+        // Sends that were taken complete at the sender.
+        here.cq.poll(&mut here.done)?;
+        Ok(Burst { post, first, rest, receives })
     }
 }
 
@@ -420,11 +530,6 @@ pub fn measure(peer: Command, extent: Extent) -> Outcome<Vec<Line>> {
             line.am.push(meter.am_bulk(len, count)?);
         }
     }
-    meter.order("quit", 0)?;
-    // The other process ends by itself, and is not waited for for long.
-    let until = Instant::now() + Duration::from_secs(2);
-    while meter.child.try_wait()?.is_none() && Instant::now() < until {
-        meter.side.bundle.poll()?;
-    }
+    meter.quit()?;
     Ok([vec![half, gap], bulk.to_vec()].concat())
 }

@@ -1,6 +1,8 @@
 //! `quipu am`: Active Messages, measured.
 
 mod bench;
+mod costs;
+mod parts;
 
 use std::process::{Command, ExitCode};
 
@@ -20,6 +22,8 @@ pub(crate) struct Options {
 enum Task {
     /// Measure Active Messages next to the queue pair below, between two processes.
     Bench(BenchOptions),
+    /// Measure what Active Messages cost, part by part: LogP, a request and its reply, bandwidth by size.
+    Costs(CostOptions),
     /// Run the other process of a measurement.
     #[command(hide = true)]
     Answer,
@@ -41,6 +45,27 @@ struct BenchOptions {
     json: bool,
 }
 
+/// How much to measure.
+#[derive(clap::Args)]
+#[command(after_long_help = COST_EXAMPLES)]
+struct CostOptions {
+    /// Take fewer samples: rough numbers within seconds.
+    #[arg(long)]
+    quick: bool,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+const COST_EXAMPLES: &str = "\
+Examples:
+  quipu am costs                                through shared memory
+  QUIPU_SAME_HOST=never quipu am costs --json   over TCP, for programs
+
+LogP: L latency, o_s and o_r overheads of sender and receiver, g gap, by the method of Culler et al.
+The parts of a request and its reply are measured one by one, in one thread that is both ends. Their
+sum is less than the whole: caches serve a part that is repeated better.";
+
 const EXAMPLES: &str = "\
 Examples:
   quipu am bench                                through shared memory
@@ -58,9 +83,15 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     };
     match &options.task {
         Task::Answer => bench::answer().map_err(failed)?,
+        Task::Costs(options) => {
+            let (rounds, messages) = if options.quick { (3, 2000) } else { (9, 20_000) };
+            let bytes = if options.quick { 4 << 20 } else { 16 << 20 };
+            let extent = costs::Extent { rounds, messages, bytes };
+            let costs = costs::measure(answering()?, extent).map_err(failed)?;
+            if options.json { println!("{costs}") } else { costs::print(&costs) }
+        }
         Task::Bench(options) => {
-            let mut peer = Command::new(std::env::current_exe()?);
-            peer.args(["am", "answer"]);
+            let peer = answering()?;
             let extent = Extent { rounds: options.rounds.max(1), messages: options.messages };
             let mut lines = bench::measure(peer, extent).map_err(failed)?;
             lines.push(bench::cost(extent).map_err(failed)?);
@@ -68,6 +99,13 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command that answers measurements.
+fn answering() -> Result<Command, Failure> {
+    let mut peer = Command::new(std::env::current_exe()?);
+    peer.args(["am", "answer"]);
+    Ok(peer)
 }
 
 fn quartiles(values: &[f64]) -> String {
