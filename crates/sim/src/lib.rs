@@ -31,6 +31,7 @@
 //! | `qpip` | programs of QPIP, and their oracle |
 //! | `goodput` | what a connection of QPIP carries over loss, delay and window |
 //! | `services` | programs on all other services, and their oracle |
+//! | `messages` | programs of Active Messages on reliable connections, and their oracle |
 //!
 //! What is checked: every work request completes exactly once, in order and with the right status, or is
 //! flushed after an error that has a cause; unsignalled ones without a completion; every byte of
@@ -55,6 +56,7 @@ mod goodput;
 mod load;
 mod look;
 mod memory;
+mod messages;
 mod model;
 mod network;
 mod offload;

@@ -18,15 +18,22 @@ pub enum Service {
     Iwarp,
     /// QPIP: connections of TCP, with nothing in between.
     Qpip,
+    /// Active Messages: everybody sends requests to everybody, over reliable connections.
+    Am,
 }
 
 impl Service {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Rc, Self::Uc, Self::Ud, Self::Xrc, Self::Iwarp, Self::Qpip];
+    pub const ALL: [Self; 7] =
+        [Self::Rc, Self::Uc, Self::Ud, Self::Xrc, Self::Iwarp, Self::Qpip, Self::Am];
 
     /// The service that a seed draws: more often than not reliable connections, which can do most.
     #[must_use]
     pub fn of(seed: u64) -> Self {
+        // A draw of its own, so that most seeds keep their service.
+        if Rng::new(seed, 9).percent(8) {
+            return Self::Am;
+        }
         Self::ALL[Rng::new(seed, 4).weighted(&[6, 1, 1, 1, 1, 1])]
     }
 
@@ -40,6 +47,7 @@ impl Service {
             Self::Xrc => "xrc",
             Self::Iwarp => "iwarp",
             Self::Qpip => "qpip",
+            Self::Am => "am",
         }
     }
 }

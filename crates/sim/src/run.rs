@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use quipu_nic::QpState;
 
 use crate::load::Load;
+use crate::messages;
 use crate::model::Stage;
 use crate::options::{Failure, Options, Report, Service};
 use crate::plan::Plan;
@@ -41,6 +42,11 @@ pub fn run(seed: u64, options: &Options) -> Report {
         Service::Qpip => {
             let mut load = Programs::new(plan, rng, options.max_bytes);
             guard(&mut world, |world| qpip::go(world, &mut load, options.network_faults));
+            load.tally
+        }
+        Service::Am => {
+            let mut load = messages::Programs::new(plan, rng);
+            guard(&mut world, |world| messages::go(world, &mut load));
             load.tally
         }
         Service::Uc | Service::Ud | Service::Xrc | Service::Iwarp => {

@@ -113,12 +113,26 @@ fn seeds_that_found_something() {
     let others = [(Service::Uc, 588), (Service::Uc, 712), (Service::Xrc, 178), (Service::Ud, 40)];
     let others = others.into_iter().chain([3_502_536, 7_309_721].map(|seed| (Service::Xrc, seed)));
     let others = others.chain([7_101_233, 7_205_557].map(|seed| (Service::Iwarp, seed)));
+    // A reply whose connection had failed ended another request.
+    let others = others.chain([(Service::Am, 71_277)]);
     let qpip = [0, 14, 88, 679, 2342, 7_005_856, 7_009_845, 7_305_163, 7_301_765]
         .map(|seed| (Service::Qpip, seed));
     for (service, seed) in others.chain(qpip) {
         let options = Options { service: Some(service), ..Options::default() };
         assert_eq!(run(seed, &options).failure, None);
     }
+}
+
+/// Requests of Active Messages end once, whatever happens to the network and to processes.
+#[test]
+fn active_messages_end_once() {
+    let options = Options { service: Some(Service::Am), ..Options::default() };
+    let reports = sweep(70_000..70_300, &options);
+    let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    assert!(sum(|report| report.ops) > 10_000, "too few messages");
+    assert!(sum(|report| report.counters.killed) > 30, "too few deaths");
+    assert!(sum(|report| report.counters.lost) > 100, "too few losses");
+    assert!(sum(|report| report.counters.links) > 50, "too few same-host links");
 }
 
 /// Every service by itself, with everything that disturbs and with nothing.

@@ -184,6 +184,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Ends a request: its place is free, and so is its credit.
     #[inline]
     pub(super) fn retire(&mut self, id: ConnId, record: u16, credits: i8) {
+        if self.records.of(record, id).is_none() {
+            // The connection has ended meanwhile, and another request may have the place.
+            return;
+        }
         self.records.remove(record);
         let most = self.config.max_window.max(1);
         let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) else { return };

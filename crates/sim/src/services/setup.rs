@@ -29,7 +29,7 @@ impl Services {
             Service::Xrc => self.make_xrc_pairs(world),
             Service::Uc | Service::Iwarp => self.make_pairs(world),
             // They have programs of their own.
-            Service::Rc | Service::Qpip => {}
+            Service::Rc | Service::Qpip | Service::Am => {}
         }
         if world.violation.is_some() {
             return;

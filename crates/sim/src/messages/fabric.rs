@@ -1,0 +1,140 @@
+//! What an engine of Active Messages posts, kept until its host carries it out, and the memory of a process.
+
+use std::collections::VecDeque;
+
+use quipu_am::{ConnId, Fabric, Hello, Local, Name, Remote, Status, Welcome};
+use quipu_nic::mem::Segment;
+use quipu_nic::{Key, Sge};
+
+/// Bytes of a receive slot and of a send buffer.
+pub(super) const SLOT: usize = 512;
+/// The longest payload of a medium message.
+pub(super) const MAX_MEDIUM: u32 = 256;
+/// Receive slots that a process has at most: what one credit for each peer and the shared ones come to.
+pub(super) const MOST_SLOTS: u32 = 256;
+/// Send buffers.
+pub(super) const BUFFERS: u32 = 8;
+/// The segment of the endpoint, and what bulk messages are sent from.
+pub(super) const SEGMENT: usize = (MOST_SLOTS as usize + BUFFERS as usize) * SLOT;
+pub(super) const SEGMENT_LEN: usize = 4096;
+pub(super) const SOURCES: usize = SEGMENT + SEGMENT_LEN;
+pub(super) const MEMORY: usize = SOURCES + 1024;
+
+/// Something that the engine has posted.
+#[derive(Debug)]
+pub(super) enum Post {
+    Connect { conn: ConnId, to: Name, hello: Hello },
+    Accept { incoming: u64, conn: ConnId, welcome: Welcome },
+    Reject { incoming: u64, why: Status },
+    Close { conn: ConnId },
+    Send { conn: ConnId, bytes: Vec<u8>, notify: Option<u64> },
+    SendBuffer { conn: ConnId, buffer: u32, len: usize, notify: u64 },
+    Write { conn: ConnId, from: Local, to: Remote, notify: Option<u64> },
+    Read { conn: ConnId, into: Local, from: Remote, notify: u64 },
+    Repost { slot: u32 },
+}
+
+/// Registered memory of a process: receive slots, send buffers, segment, sources.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub segment: Segment,
+    pub addr: u64,
+    pub key: u32,
+}
+
+impl Memory {
+    pub(super) fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        // The callers keep to the layout above.
+        let _ = self.segment.read(at, &mut bytes);
+        bytes
+    }
+
+    pub(super) fn write(&self, at: usize, bytes: &[u8]) {
+        let _ = self.segment.write(at, bytes);
+    }
+
+    pub(super) fn sge(&self, at: usize, len: usize) -> Sge {
+        Sge { addr: self.addr + at as u64, len: len as u32, lkey: Key(self.key) }
+    }
+
+    /// A part, as the engine names it.
+    pub(super) fn local(&self, at: usize, len: usize) -> Local {
+        Local { addr: self.addr + at as u64, len: len as u64, key: self.key }
+    }
+}
+
+/// Posts that are not carried out yet.
+#[derive(Debug)]
+pub(super) struct Posts {
+    pub list: VecDeque<Post>,
+    pub memory: Memory,
+    /// Slots that exist.
+    pub provided: u32,
+}
+
+impl Fabric for Posts {
+    fn connect(&mut self, conn: ConnId, to: &Name, hello: &Hello) {
+        self.list.push_back(Post::Connect { conn, to: *to, hello: *hello });
+    }
+
+    fn accept(&mut self, incoming: u64, conn: ConnId, welcome: &Welcome) -> bool {
+        self.list.push_back(Post::Accept { incoming, conn, welcome: *welcome });
+        true
+    }
+
+    fn reject(&mut self, incoming: u64, why: Status) {
+        self.list.push_back(Post::Reject { incoming, why });
+    }
+
+    fn close(&mut self, conn: ConnId) {
+        self.list.push_back(Post::Close { conn });
+    }
+
+    fn send(&mut self, conn: ConnId, bytes: &[u8], notify: Option<u64>) -> bool {
+        self.list.push_back(Post::Send { conn, bytes: bytes.into(), notify });
+        true
+    }
+
+    fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool {
+        self.list.push_back(Post::SendBuffer { conn, buffer, len, notify });
+        true
+    }
+
+    fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool {
+        self.list.push_back(Post::Write { conn, from, to, notify });
+        true
+    }
+
+    fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
+        self.list.push_back(Post::Read { conn, into, from, notify });
+        true
+    }
+
+    fn inline_limit(&self) -> usize {
+        128
+    }
+
+    fn store(&mut self, buffer: u32, at: usize, bytes: &[u8]) {
+        self.memory.write((MOST_SLOTS + buffer) as usize * SLOT + at, bytes);
+    }
+
+    fn load(&self, slot: u32, at: usize, out: &mut [u8]) {
+        let _ = self.memory.segment.read(slot as usize * SLOT + at, out);
+    }
+
+    fn repost(&mut self, slots: &[u32]) {
+        self.list.extend(slots.iter().map(|&slot| Post::Repost { slot }));
+    }
+
+    fn provide(&mut self, slots: u32) -> bool {
+        if slots > MOST_SLOTS {
+            return false;
+        }
+        while self.provided < slots {
+            self.list.push_back(Post::Repost { slot: self.provided });
+            self.provided += 1;
+        }
+        true
+    }
+}
