@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quipu_sdp::{Config, Connection, Readable, RemoteMemory};
+use quipu_sdp::{Config, Connection, Readable, Received, RemoteMemory};
 use quipu_wire::Stag;
 use quipu_wire::sdp::{HEADER_LEN, Hello, HelloAck, MAX_HEADERS_LEN, Message};
 
@@ -53,7 +53,7 @@ fuzz_target!(|data: &[u8]| {
                 let acked = if what & 64 == 0 { sent } else { 0 };
                 let bytes = input.take(len);
                 let bytes = if what & 128 == 0 { &numbered(bytes, mseq, acked) } else { bytes };
-                if end.handle_message(slot, bytes).is_err() {
+                if end.handle_message(slot, Received::whole(bytes)).is_err() {
                     assert!(end.reset().is_some());
                 }
             }

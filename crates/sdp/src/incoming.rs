@@ -1,24 +1,48 @@
 //! Messages of the peer.
 
 use quipu_wire::WireError;
-use quipu_wire::sdp::{Body, MAX_HEADERS_LEN, Memory, Message, Mode};
+use quipu_wire::sdp::{Body, Head, MAX_HEADERS_LEN, Memory, Mode};
 
 use crate::connection::Reset;
 use crate::receive::Segment;
 use crate::{Connection, PeerMisbehaved};
 
+/// A message in a receive buffer. The payload stays there: others may have access to the buffer, so what
+/// is looked at is a copy of the headers.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// The first bytes of the message: all, or at least
+    /// [`MAX_HEADERS_LEN`](quipu_wire::sdp::MAX_HEADERS_LEN).
+    pub head: &'a [u8],
+    /// Bytes of the message.
+    pub len: usize,
+    /// The last byte of it, which may be urgent.
+    pub last: u8,
+}
+
+impl<'a> Received<'a> {
+    /// A message of which all bytes are at hand.
+    pub fn whole(bytes: &'a [u8]) -> Self {
+        Self { head: bytes, len: bytes.len(), last: bytes.last().copied().unwrap_or(0) }
+    }
+}
+
 impl Connection {
-    /// A message has come into a receive buffer, of which `bytes` are all that was received.
+    /// A message has come into a receive buffer.
     ///
     /// # Errors
     ///
     /// The peer broke the protocol. The connection is reset then, and takes nothing more.
-    pub fn handle_message(&mut self, slot: u16, bytes: &[u8]) -> Result<(), PeerMisbehaved> {
+    pub fn handle_message(
+        &mut self,
+        slot: u16,
+        message: Received<'_>,
+    ) -> Result<(), PeerMisbehaved> {
         if self.reset.is_some() {
             self.buffers.free(slot);
             return Ok(());
         }
-        let handled = self.handle(slot, bytes);
+        let handled = self.handle(slot, message);
         if let Err(fault) = handled {
             self.reset = Some(Reset::Misbehaviour(fault));
             self.control.abort = false;
@@ -26,8 +50,8 @@ impl Connection {
         handled
     }
 
-    fn handle(&mut self, slot: u16, bytes: &[u8]) -> Result<(), PeerMisbehaved> {
-        let Message { header, body, payload } = Message::parse(bytes)?;
+    fn handle(&mut self, slot: u16, message: Received<'_>) -> Result<(), PeerMisbehaved> {
+        let Head { header, body, payload_len } = Head::parse(message.head, message.len)?;
         self.incoming.receive(header.mseq)?;
         self.buffers.used();
         self.out.acknowledge(header.mseq_ack, header.bufs)?;
@@ -35,12 +59,12 @@ impl Connection {
         self.source.acknowledged(|number| out.has_acked(number));
         self.urgent_pending |= header.flags.urgent_pending;
         let at = body.headers_len() as u32;
-        let segment = Segment { slot, at, len: payload.len() as u32 };
+        let segment = Segment { slot, at, len: payload_len as u32 };
         match body {
-            Body::Data if payload.is_empty() => {}
+            Body::Data if payload_len == 0 => {}
             Body::Data => {
-                let urgent = header.flags.urgent_present.then_some(payload.last()).flatten();
-                return self.data(segment, urgent.copied());
+                let urgent = header.flags.urgent_present.then_some(message.last);
+                return self.data(segment, urgent);
             }
             Body::SrcAvail(memory) => return self.advertised(memory, segment),
             Body::ReadComplete(len) => self.source.read(len)?,

@@ -29,10 +29,12 @@ mod credits;
 mod incoming;
 mod misbehaviour;
 mod receive;
+pub mod rules;
 mod sink;
 mod source;
 
 pub use connection::{Connection, Reset};
+pub use incoming::Received;
 pub use misbehaviour::PeerMisbehaved;
 pub use quipu_wire::sdp::Mode;
 pub use receive::{Readable, RemoteMemory, Segment};

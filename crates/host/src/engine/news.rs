@@ -94,6 +94,20 @@ impl Engine {
         self.wait_news(cq, channel, None, None)
     }
 
+    /// [`wait_completion`](Self::wait_completion), which waits for `most` at most.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`EngineError::WaitOn`] if nothing has come in that time.
+    pub fn wait_completion_within(
+        &self,
+        cq: CqId,
+        channel: ChannelId,
+        most: Duration,
+    ) -> Result<(), EngineError> {
+        self.wait_news(cq, channel, None, Some(most))
+    }
+
     fn wait_news(
         &self,
         cq: CqId,

@@ -3,7 +3,9 @@
 
 use std::collections::VecDeque;
 
-use quipu_sdp::{Config, Connection, PeerMisbehaved, Readable, RemoteMemory, Segment, SourceEnd};
+use quipu_sdp::{
+    Config, Connection, PeerMisbehaved, Readable, Received, RemoteMemory, Segment, SourceEnd,
+};
 use quipu_wire::Stag;
 use quipu_wire::sdp::{HEADER_LEN, MAX_HEADERS_LEN};
 
@@ -179,7 +181,7 @@ impl Pair {
         let Some(message) = end.inbox.pop_front() else { return Ok(false) };
         let (slot, size) = end.posted.pop_front().expect("credits promise a receive");
         assert!(message.len() <= size as usize, "{} bytes for {size}", message.len());
-        let handled = end.connection.handle_message(slot, &message);
+        let handled = end.connection.handle_message(slot, Received::whole(&message));
         end.slots[usize::from(slot)] = message;
         handled.map(|()| true)
     }
