@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 8] = [
+const LIBRARIES: [(&str, &str); 9] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
@@ -22,6 +22,7 @@ const LIBRARIES: [(&str, &str); 8] = [
     ("libam.so", "libam.so.1"),
     ("libsplitc.so", "libsplitc.so"),
     ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
+    ("libquipu_sdp_preload.so", "libquipu_sdp_preload.so"),
 ];
 /// What says to tools for finding errors what they cannot know of the libraries.
 const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
@@ -32,7 +33,7 @@ const LINKS: [(&str, &str); 4] = [
     ("libqpip.so.1", "libqpip.so"),
     ("libam.so.1", "libam.so"),
 ];
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 10] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
@@ -42,6 +43,7 @@ const PACKAGES: [&str; 9] = [
     "quipu-libam",
     "quipu-splitc-runtime",
     "quipu-sockets-preload",
+    "quipu-sdp-preload",
 ];
 
 /// What to build, and for which machine.

@@ -30,7 +30,8 @@ impl Adapter {
     fn open() -> Result<Self, Errno> {
         let config = Config::from_env().map_err(|error| complain(&error.into()))?;
         // The strict mode knows the limits of rdma_cm, not those of SDP.
-        let config = Config { strict: None, arena_bytes: config.arena_bytes.max(8 << 30), ..config };
+        let config =
+            Config { strict: None, arena_bytes: config.arena_bytes.max(8 << 30), ..config };
         let engine = Engine::open(config).map_err(|error| complain(&error))?;
         let open = || {
             let (context, _) = engine.open_context()?;

@@ -206,8 +206,11 @@ impl Socket {
                 self.responded(&mut state, adapter, id, &event.private_data)
             }
             EventKind::Established => self.established(&mut state),
-            EventKind::Rejected | EventKind::Unreachable | EventKind::ConnectError
-            | EventKind::AddrError | EventKind::RouteError => Err(reason(event)),
+            EventKind::Rejected
+            | EventKind::Unreachable
+            | EventKind::ConnectError
+            | EventKind::AddrError
+            | EventKind::RouteError => Err(reason(event)),
             EventKind::Disconnected => {
                 state.disconnected(adapter, id);
                 Ok(())

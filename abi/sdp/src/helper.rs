@@ -11,7 +11,7 @@ use quipu_cabi::Errno;
 use crate::adapter::Adapter;
 use crate::establish;
 use crate::real;
-use crate::sys::{own_descriptor, system};
+use crate::sys::{BlockedSignals, own_descriptor, system};
 
 /// The name of connection management in the set; sockets have their numbers.
 const EVENTS: u64 = 0;
@@ -42,7 +42,8 @@ pub(crate) fn start(adapter: &'static Adapter) -> Result<(), Errno> {
     let set_fd = set.as_raw_fd();
     add(set_fd, adapter.events_fd, EVENTS)?;
     let run = move || run(adapter, set_fd);
-    let signals = Blocked::new();
+    // It gets none of the program's signals.
+    let signals = BlockedSignals::new();
     let started = thread::Builder::new().name("quipu-sdp".into()).spawn(run);
     drop(signals);
     started.map_err(|_| Errno::EAGAIN)?;
@@ -82,9 +83,8 @@ fn run(adapter: &'static Adapter, set: RawFd) {
     let mut events = [epoll_event { events: 0, u64: 0 }; 64];
     loop {
         // SAFETY: room for so many events.
-        let count = unsafe {
-            libc::epoll_wait(set, events.as_mut_ptr(), events.len() as c_int, TICK_MS)
-        };
+        let count =
+            unsafe { libc::epoll_wait(set, events.as_mut_ptr(), events.len() as c_int, TICK_MS) };
         let ready = events.iter().take(count.max(0) as usize);
         let mut any_event = count == 0;
         for event in ready {
@@ -120,29 +120,5 @@ fn tick(adapter: &'static Adapter) {
             socket.settle(&mut state);
             socket.end_if_over(&mut state, adapter);
         }
-    }
-}
-
-/// Signals are blocked while it lives: the thread that is made meanwhile gets none.
-struct Blocked(libc::sigset_t);
-
-impl Blocked {
-    fn new() -> Self {
-        // SAFETY: all zeroes is a set; it is filled in, and the old mask is written.
-        unsafe {
-            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            Self(before)
-        }
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        // SAFETY: the mask that was there before.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
-        };
     }
 }

@@ -233,15 +233,7 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(queue: Queue, connection: Connection) -> Self {
         let free = (BUFFERS..BUFFERS + SEND_BUFFERS).collect();
-        Self {
-            queue,
-            connection,
-            free,
-            under_way: 0,
-            source: None,
-            reading: None,
-            broken: false,
-        }
+        Self { queue, connection, free, under_way: 0, source: None, reading: None, broken: false }
     }
 
     /// The private data of a request.
@@ -524,9 +516,7 @@ impl Link {
         match self.connection.reset() {
             Some(Reset::TimedOut) => Some(Errno::ETIMEDOUT),
             Some(_) => Some(Errno(libc::ECONNRESET)),
-            None if self.broken && !self.connection.is_finished() => {
-                Some(Errno(libc::ECONNRESET))
-            }
+            None if self.broken && !self.connection.is_finished() => Some(Errno(libc::ECONNRESET)),
             None => None,
         }
     }

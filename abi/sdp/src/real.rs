@@ -98,6 +98,8 @@ reals! {
         timeout: *const timespec, mask: *const sigset_t) -> c_int;
     epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
     _exit(status: c_int) -> c_int;
+    pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
+        start: extern "C-unwind" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;
 }
 
 #[inline]

@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub(crate) led: bool,
     /// Threads that wait for that one, or for an event.
     pub(crate) waiting: u32,
+    /// Sleeps in a row that polls did not spare.
+    pub(crate) lost_polls: u32,
     /// Something has come since readiness was shown.
     pub(crate) arrived: bool,
 }
@@ -99,6 +101,7 @@ impl Socket {
             ready,
             led: false,
             waiting: 0,
+            lost_polls: 0,
             arrived: false,
         };
         let socket = Self {

@@ -131,3 +131,43 @@ pub(crate) fn kernel_name(fd: c_int) -> Option<SocketAddr> {
         (named == 0).then(|| read_address(at, len).ok()).flatten()
     }
 }
+
+/// All signals are blocked in this thread while it lives. Those that come meanwhile are handled when it is
+/// dropped.
+pub(crate) struct BlockedSignals(libc::sigset_t);
+
+impl BlockedSignals {
+    pub(crate) fn new() -> Self {
+        // SAFETY: all zeroes is a set; it is filled in, and the old mask is written.
+        unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+
+    /// Whether a signal waits that the program has not blocked.
+    pub(crate) fn any_pending(&self) -> bool {
+        // SAFETY: all zeroes is a set, which the call fills in.
+        let pending = unsafe {
+            let mut pending: libc::sigset_t = std::mem::zeroed();
+            libc::sigpending(&raw mut pending);
+            pending
+        };
+        let is_in = |set: &libc::sigset_t, signal| {
+            // SAFETY: a set that is filled in.
+            unsafe { libc::sigismember(&raw const *set, signal) == 1 }
+        };
+        (1..=libc::SIGRTMAX()).any(|signal| is_in(&pending, signal) && !is_in(&self.0, signal))
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the mask that was there before.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
+        };
+    }
+}

@@ -137,7 +137,9 @@ impl Socket {
                     // SAFETY: raise(3) of a signal, as the kernel does it.
                     unsafe { libc::raise(libc::SIGPIPE) };
                 }
-                Err(failure.filter(|errno| *errno == Errno::ETIMEDOUT).unwrap_or(Errno(libc::EPIPE)))
+                Err(failure
+                    .filter(|errno| *errno == Errno::ETIMEDOUT)
+                    .unwrap_or(Errno(libc::EPIPE)))
             }
             Err(errno) if sending.done == 0 => Err(errno),
             _ => Ok(sending.done),

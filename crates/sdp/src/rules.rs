@@ -87,7 +87,9 @@ impl Rules {
                 None => continue,
                 Some((&"use", rest)) => rule(rest).map(|rule| rules.push(rule)),
                 Some((&"log", rest)) => log(rest),
-                Some((other, _)) => Err(format!("unknown statement {other:?}: expected use or log")),
+                Some((other, _)) => {
+                    Err(format!("unknown statement {other:?}: expected use or log"))
+                }
             };
             parsed.map_err(|reason| RuleError { line: index + 1, reason })?;
         }
@@ -151,9 +153,8 @@ fn network(text: &str) -> Result<Option<(IpAddr, u8)>, String> {
         None => (text, None),
     };
     let address = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(address);
-    let ip: IpAddr = address
-        .parse()
-        .map_err(|_| format!("{address:?} is no IP address: expected one, or *"))?;
+    let ip: IpAddr =
+        address.parse().map_err(|_| format!("{address:?} is no IP address: expected one, or *"))?;
     let most = if ip.is_ipv4() { 32 } else { 128 };
     let bits = prefix.map_or(Ok(most), str::parse).ok().filter(|bits| *bits <= most);
     match bits {

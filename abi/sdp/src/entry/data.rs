@@ -1,8 +1,9 @@
 //! read, write, send, recv and their kin.
 
 use libc::{c_int, c_void, iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
-use quipu_cabi::{Errno, MinusOne, wall};
+use quipu_cabi::{Errno, MinusOne};
 
+use super::process::serve;
 use crate::real;
 use crate::socket::Socket;
 use crate::table::{self, Entry};
@@ -26,9 +27,9 @@ fn of_sdp(
 ) -> Option<ssize_t> {
     match table::get(fd)? {
         Entry::Sdp(socket) => {
-            Some(wall::<Wide>(name, || call(&socket).map(|count| count as isize)))
+            Some(serve::<Wide>(name, || call(&socket).map(|count| count as isize)))
         }
-        Entry::Lost => Some(wall::<Wide>(name, || Err(Errno::ENODEV))),
+        Entry::Lost => Some(serve::<Wide>(name, || Err(Errno::ENODEV))),
         Entry::Candidate(_) => None,
     }
 }
@@ -152,9 +153,8 @@ unsafe fn send_file(
     while sent < count {
         let wanted = part.len().min(count - sent);
         // SAFETY: room for so many bytes.
-        let got = unsafe {
-            libc::pread(from, part.as_mut_ptr().cast(), wanted, start + sent as off_t)
-        };
+        let got =
+            unsafe { libc::pread(from, part.as_mut_ptr().cast(), wanted, start + sent as off_t) };
         let got = match (crate::sys::system(got), sent) {
             (Ok(0), _) => break,
             (Ok(got), _) => got as usize,

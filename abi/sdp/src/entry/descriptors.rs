@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_uint, c_ulong};
 
+use super::process::Inside;
 use super::sockets::note_nonblocking;
 use crate::{real, table};
 
@@ -16,7 +17,7 @@ macro_rules! close_like {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fd: c_int) -> c_int {
-            table::forget(fd);
+            forget(fd);
             // SAFETY: as the program called this.
             unsafe { real::close(fd) }
         }
@@ -24,8 +25,16 @@ macro_rules! close_like {
 }
 close_like! { close __close }
 
+/// A descriptor is about to be closed.
+fn forget(fd: RawFd) {
+    if table::get(fd).is_some() {
+        let _inside = Inside::enter();
+        table::forget(fd);
+    }
+}
+
 fn forget_range(first: c_uint, last: c_uint) {
-    table::range(first, last).into_iter().for_each(table::forget);
+    table::range(first, last).into_iter().for_each(forget);
 }
 
 #[unsafe(no_mangle)]
@@ -57,7 +66,7 @@ unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 fn replace(fd: RawFd, to: RawFd) {
     // SAFETY: fcntl(2) with integers.
     if fd != to && unsafe { real::fcntl(fd, libc::F_GETFD, 0) } >= 0 {
-        table::forget(to);
+        forget(to);
     }
 }
 
@@ -111,6 +120,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong
     let at = std::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
     match (socket, request) {
         (Some(socket), libc::FIONREAD) if !at.is_null() => {
+            let _inside = Inside::enter();
             let unread = c_int::try_from(socket.unread()).unwrap_or(c_int::MAX);
             // SAFETY: the program passes a variable.
             unsafe { at.write(unread) };

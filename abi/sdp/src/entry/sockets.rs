@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
-use quipu_cabi::{Errno, IntMinusOne, wall};
+use quipu_cabi::{Errno, IntMinusOne};
 use quipu_sdp::rules::Role;
 
+use super::process::{Inside, is_inside, serve};
 use crate::establish::unpark;
 use crate::real;
 use crate::rules;
@@ -21,7 +22,7 @@ const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
     let is_stream = kind & !FLAGS == libc::SOCK_STREAM;
     if family == AF_INET_SDP && is_stream {
-        return wall::<IntMinusOne>("socket", || {
+        return serve::<IntMinusOne>("socket", || {
             let (socket, fd) = Socket::new(kind & FLAGS)?;
             if table::put(fd, Entry::Sdp(socket)) {
                 return Ok(fd);
@@ -34,7 +35,7 @@ unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) 
     let fd = unsafe { real::socket(family, kind, protocol) };
     let is_tcp = [libc::AF_INET, libc::AF_INET6].contains(&family)
         && [0, libc::IPPROTO_TCP].contains(&protocol);
-    if fd >= 0 && is_stream && is_tcp && rules::any() {
+    if fd >= 0 && is_stream && is_tcp && !is_inside() && rules::any() {
         table::put(fd, Entry::Candidate(Arc::default()));
     }
     fd
@@ -43,9 +44,8 @@ unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) 
 /// Puts a socket of SDP in the place of one of the kernel, at the same descriptor.
 fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
     // SAFETY: fcntl(2) with integers.
-    let (closes, flags) = unsafe {
-        (real::fcntl(fd, libc::F_GETFD, 0), real::fcntl(fd, libc::F_GETFL, 0))
-    };
+    let (closes, flags) =
+        unsafe { (real::fcntl(fd, libc::F_GETFD, 0), real::fcntl(fd, libc::F_GETFL, 0)) };
     let nonblocking = if flags & libc::O_NONBLOCK != 0 { libc::SOCK_NONBLOCK } else { 0 };
     let (socket, fresh) = Socket::new(nonblocking | libc::SOCK_CLOEXEC)?;
     for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER] {
@@ -76,7 +76,9 @@ fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
 
 /// The socket of a call that decides what a socket is for: one of SDP, or one that becomes so by rule.
 fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option<Chosen> {
-    match table::get(fd)? {
+    let entry = table::get(fd)?;
+    let _inside = Inside::enter();
+    match entry {
         Entry::Sdp(socket) => Some(Chosen::Sdp(socket)),
         Entry::Lost => Some(Chosen::Failed(Errno::ENODEV)),
         Entry::Candidate(candidate) => {
@@ -112,7 +114,7 @@ impl Chosen {
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     match table::get(fd) {
-        Some(Entry::Sdp(socket)) => wall::<IntMinusOne>("bind", || {
+        Some(Entry::Sdp(socket)) => serve::<IntMinusOne>("bind", || {
             // SAFETY: the program passes an address of that length.
             socket.bind(unsafe { read_address(to, len) }?).map(|()| 0)
         }),
@@ -134,7 +136,7 @@ unsafe extern "C-unwind" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t)
 unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     match socket_for(fd, Role::Server, None) {
         Some(chosen) => {
-            wall::<IntMinusOne>("listen", || chosen.socket()?.listen(backlog).map(|()| 0))
+            serve::<IntMinusOne>("listen", || chosen.socket()?.listen(backlog).map(|()| 0))
         }
         // SAFETY: as the program called this.
         None => unsafe { real::listen(fd, backlog) },
@@ -151,7 +153,7 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
     };
     match chosen {
         Some(chosen) => {
-            wall::<IntMinusOne>("connect", || chosen.socket()?.connect(address?).map(|()| 0))
+            serve::<IntMinusOne>("connect", || chosen.socket()?.connect(address?).map(|()| 0))
         }
         // SAFETY: as the program called this.
         None => unsafe { real::connect(fd, to, len) },
@@ -194,9 +196,9 @@ unsafe fn accept_from(
 unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
     match table::socket(fd) {
         // SAFETY: as the program called this.
-        Some(socket) => wall::<IntMinusOne>("accept", || unsafe {
-            accept_from(&socket, from, len, 0)
-        }),
+        Some(socket) => {
+            serve::<IntMinusOne>("accept", || unsafe { accept_from(&socket, from, len, 0) })
+        }
         // SAFETY: as above.
         None => unsafe { real::accept(fd, from, len) },
     }
@@ -211,9 +213,9 @@ unsafe extern "C-unwind" fn accept4(
 ) -> c_int {
     match table::socket(fd) {
         // SAFETY: as the program called this.
-        Some(socket) => wall::<IntMinusOne>("accept4", || unsafe {
-            accept_from(&socket, from, len, flags)
-        }),
+        Some(socket) => {
+            serve::<IntMinusOne>("accept4", || unsafe { accept_from(&socket, from, len, flags) })
+        }
         // SAFETY: as above.
         None => unsafe { real::accept4(fd, from, len, flags) },
     }
@@ -222,7 +224,7 @@ unsafe extern "C-unwind" fn accept4(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::socket(fd) {
-        Some(socket) => wall::<IntMinusOne>("shutdown", || socket.shut_down(how).map(|()| 0)),
+        Some(socket) => serve::<IntMinusOne>("shutdown", || socket.shut_down(how).map(|()| 0)),
         // SAFETY: as the program called this.
         None => unsafe { real::shutdown(fd, how) },
     }
@@ -235,7 +237,7 @@ unsafe extern "C-unwind" fn getsockname(
     len: *mut socklen_t,
 ) -> c_int {
     match table::socket(fd) {
-        Some(socket) => wall::<IntMinusOne>("getsockname", || {
+        Some(socket) => serve::<IntMinusOne>("getsockname", || {
             let any = std::net::SocketAddr::from(([0; 4], 0));
             let local = socket.lock().local.unwrap_or(any);
             // SAFETY: the program passes room for an address.
@@ -254,7 +256,7 @@ unsafe extern "C-unwind" fn getpeername(
     len: *mut socklen_t,
 ) -> c_int {
     match table::socket(fd) {
-        Some(socket) => wall::<IntMinusOne>("getpeername", || {
+        Some(socket) => serve::<IntMinusOne>("getpeername", || {
             let mut state = socket.lock();
             state.connected().map_err(|_| Errno::ENOTCONN)?;
             let peer = state.peer.ok_or(Errno::ENOTCONN)?;
@@ -276,7 +278,7 @@ unsafe extern "C-unwind" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     match table::socket(fd) {
-        Some(socket) => wall::<IntMinusOne>("setsockopt", || {
+        Some(socket) => serve::<IntMinusOne>("setsockopt", || {
             if value.is_null() && len > 0 {
                 return Err(Errno::EFAULT);
             }
@@ -301,7 +303,7 @@ unsafe extern "C-unwind" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     match table::socket(fd) {
-        Some(socket) => wall::<IntMinusOne>("getsockopt", || {
+        Some(socket) => serve::<IntMinusOne>("getsockopt", || {
             // SAFETY: the program passes a variable for the length, and so much room.
             unsafe {
                 let room = len.as_mut().ok_or(Errno::EFAULT)?;
