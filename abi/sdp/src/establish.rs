@@ -244,7 +244,12 @@ impl Socket {
         let params = adapter.engine.cm_connect_params(id).map_err(|error| errno_of(&error))?;
         queue.connect(&params)?;
         adapter.engine.cm_accept(id, None).map_err(|error| errno_of(&error))?;
-        state.begin(Link::new(queue, connection));
+        let mut link = Link::new(queue, connection);
+        if let (Some(own), Some(peer)) = (state.local, state.peer) {
+            let hello = Link::hello(own, peer);
+            link.capture((own, peer), (true, params.dest_qpn), (&hello, hello_ack));
+        }
+        state.begin(link);
         self.watch_link(state)
     }
 
@@ -353,7 +358,12 @@ fn accept(
         state.options = listener.lock().options.clone();
         (state.local, state.peer) = (route.src, route.dst);
         (state.id, state.listener) = (Some(id), Some(Arc::clone(listener)));
-        state.begin(Link::new(queue, connection));
+        let mut link = Link::new(queue, connection);
+        if let (Some(own), Some(peer)) = (route.src, route.dst) {
+            let ends = (false, params.dest_qpn);
+            link.capture((own, peer), ends, (&event.private_data, &param.private_data));
+        }
+        state.begin(link);
         state.parked = Some(parked);
     }
     sockets().insert(socket.number, Arc::clone(&socket));

@@ -18,12 +18,14 @@
 //! | `establish` | connecting, listening, ending |
 //! | `helper` | the thread that serves sockets while no call of the program does |
 //! | `ready` | the pair of UNIX sockets |
+//! | `capture` | messages for tshark |
 //! | `rules` | which sockets a rule carries over SDP |
 //! | `options`, `sys`, `real` | socket options, system calls, the functions behind this library's |
 //!
 //! The engine's own sockets pass through the same functions: they are in no table.
 
 mod adapter;
+mod capture;
 mod entry;
 mod establish;
 mod helper;

@@ -11,10 +11,12 @@ use quipu_host::nic::{
     WcStatus,
 };
 use quipu_mem::{Segment, Vouched};
+use quipu_observe::SdpEnds;
 use quipu_sdp::{Config, Connection, Readable, Received, RemoteMemory, Reset, Segment as Filled};
 use quipu_wire::sdp::{HEADER_LEN, MAX_HEADERS_LEN};
 
 use crate::adapter::Adapter;
+use crate::capture;
 use crate::sys::errno_of;
 
 /// Receive buffers, and bytes of each.
@@ -228,12 +230,44 @@ pub(crate) struct Link {
     reading: Option<Reading>,
     /// The queue pair is of no use any more.
     pub(crate) broken: bool,
+    /// Where its messages are captured, whose connection it is.
+    captured: Option<SdpEnds>,
 }
 
 impl Link {
     pub(crate) fn new(queue: Queue, connection: Connection) -> Self {
         let free = (BUFFERS..BUFFERS + SEND_BUFFERS).collect();
-        Self { queue, connection, free, under_way: 0, source: None, reading: None, broken: false }
+        Self {
+            queue,
+            connection,
+            free,
+            under_way: 0,
+            source: None,
+            reading: None,
+            broken: false,
+            captured: None,
+        }
+    }
+
+    /// Captures its messages, if any are; `hello` and `hello_ack` have made the connection.
+    pub(crate) fn capture(
+        &mut self,
+        (own, peer): (SocketAddr, SocketAddr),
+        (initiator, peer_qpn): (bool, u32),
+        (hello, hello_ack): (&[u8], &[u8]),
+    ) {
+        if capture::is_on() {
+            let ends = SdpEnds { own, peer, own_qpn: self.queue.qpn.0, peer_qpn, initiator };
+            capture::connected(&ends, hello, hello_ack);
+            self.captured = Some(ends);
+        }
+    }
+
+    /// Shows a message in the capture.
+    fn show(&self, outgoing: bool, head: &[u8], payload: &[u8]) {
+        if let Some(ends) = &self.captured {
+            capture::message(ends, outgoing, head, payload);
+        }
     }
 
     /// The private data of a request.
@@ -299,6 +333,12 @@ impl Link {
         let mut last = [0];
         let read = self.queue.memory.read(at, head);
         let read = read.and_then(|()| self.queue.memory.read(at + len.max(1) - 1, &mut last));
+        if self.captured.is_some() {
+            let mut whole = vec![0; len];
+            if self.queue.memory.read(at, &mut whole).is_ok() {
+                self.show(false, &whole, &[]);
+            }
+        }
         let received = Received { head, len, last: last[0] };
         let handled = self.connection.handle_message(slot, received);
         if read.is_err() || handled.is_err() {
@@ -319,6 +359,7 @@ impl Link {
         while self.under_way < SENDS
             && let Some(len) = self.connection.poll_control(self.queue.adapter.now(), &mut out)
         {
+            self.show(true, &out[..len], &[]);
             failed |= !self.post_send(NO_SLOT, Payload::Inline(&out[..len]));
         }
         if failed {
@@ -360,12 +401,14 @@ impl Link {
         let mut header = [0; HEADER_LEN];
         let posted = if len <= INLINE {
             self.connection.send_data(part.len() as u32, urgent, &mut header);
+            self.show(true, &header, part);
             message[..HEADER_LEN].copy_from_slice(&header);
             message[HEADER_LEN..len].copy_from_slice(part);
             self.post_send(NO_SLOT, Payload::Inline(&message[..len]))
         } else {
             let Some(slot) = self.free.pop() else { return false };
             self.connection.send_data(part.len() as u32, urgent, &mut header);
+            self.show(true, &header, part);
             let (memory, at) = (&self.queue.memory, self.queue.offset(slot));
             let written = memory.write(at, &header);
             let written = written.and_then(|()| memory.write(at + HEADER_LEN, part));
@@ -400,6 +443,7 @@ impl Link {
         let at = self.connection.advertise(now, memory, inline as u32, &mut message);
         message[at..at + inline].copy_from_slice(&bytes[..inline]);
         self.source = Some(Source { region });
+        self.show(true, &message[..at + inline], &[]);
         if !self.post_send(NO_SLOT, Payload::Inline(&message[..at + inline])) {
             self.give_up();
         }

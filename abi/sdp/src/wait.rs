@@ -133,7 +133,7 @@ impl Socket {
 impl State {
     /// Whether polls have found nothing for a while.
     fn polls_lost(&self) -> bool {
-        self.lost_polls >= PATIENT_FAILURES && self.lost_polls % PROBE != 0
+        self.lost_polls >= PATIENT_FAILURES && !self.lost_polls.is_multiple_of(PROBE)
     }
 }
 

@@ -197,7 +197,10 @@ unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut sockaddr, len: *mut soc
     match table::socket(fd) {
         // SAFETY: as the program called this.
         Some(socket) => {
-            serve::<IntMinusOne>("accept", || unsafe { accept_from(&socket, from, len, 0) })
+            serve::<IntMinusOne>("accept", || {
+                // SAFETY: as the program called this.
+                unsafe { accept_from(&socket, from, len, 0) }
+            })
         }
         // SAFETY: as above.
         None => unsafe { real::accept(fd, from, len) },
@@ -214,7 +217,10 @@ unsafe extern "C-unwind" fn accept4(
     match table::socket(fd) {
         // SAFETY: as the program called this.
         Some(socket) => {
-            serve::<IntMinusOne>("accept4", || unsafe { accept_from(&socket, from, len, flags) })
+            serve::<IntMinusOne>("accept4", || {
+                // SAFETY: as the program called this.
+                unsafe { accept_from(&socket, from, len, flags) }
+            })
         }
         // SAFETY: as above.
         None => unsafe { real::accept4(fd, from, len, flags) },

@@ -59,9 +59,9 @@ poll_like! {
 /// The sets have room for `count` descriptors, or are null.
 unsafe fn watch_sets(count: c_int, sets: [*const fd_set; 3]) {
     for fd in table::range(0, count.clamp(0, 1024) as u32) {
-        // SAFETY: passed on from the caller; the descriptor is below the count.
         let is_in = |set: &*const fd_set| {
-            !set.is_null() && fd < count && unsafe { libc::FD_ISSET(fd, *set) }
+            // SAFETY: passed on from the caller; the descriptor is below the count.
+            fd < count && !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) }
         };
         if sets.iter().any(is_in) {
             watch(fd, false);
