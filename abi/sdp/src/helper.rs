@@ -4,6 +4,7 @@
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, epoll_event};
 use quipu_cabi::Errno;
@@ -15,8 +16,11 @@ use crate::sys::{BlockedSignals, own_descriptor, system};
 
 /// The name of connection management in the set; sockets have their numbers.
 const EVENTS: u64 = 0;
-/// How often times are looked at, in ms.
+/// How often sockets are looked at, in ms, where all are attended; and where a call of the program was at
+/// one since the last time. A peer that takes an advertised buffer back waits for an answer, whatever the
+/// program does meanwhile.
 const TICK_MS: c_int = 500;
+const SHORT_TICK_MS: c_int = 10;
 
 struct Helper {
     set: OwnedFd,
@@ -81,12 +85,14 @@ pub(crate) fn leave(fd: RawFd) {
 
 fn run(adapter: &'static Adapter, set: RawFd) {
     let mut events = [epoll_event { events: 0, u64: 0 }; 64];
+    let mut tick_ms = TICK_MS;
+    let mut next = Instant::now();
     loop {
         // SAFETY: room for so many events.
         let count =
-            unsafe { libc::epoll_wait(set, events.as_mut_ptr(), events.len() as c_int, TICK_MS) };
+            unsafe { libc::epoll_wait(set, events.as_mut_ptr(), events.len() as c_int, tick_ms) };
         let ready = events.iter().take(count.max(0) as usize);
-        let mut any_event = count == 0;
+        let mut any_event = false;
         for event in ready {
             match event.u64 {
                 EVENTS => any_event = true,
@@ -96,8 +102,10 @@ fn run(adapter: &'static Adapter, set: RawFd) {
         if any_event {
             establish::take_events(adapter);
         }
-        if count == 0 {
-            tick(adapter);
+        let now = Instant::now();
+        if now >= next {
+            tick_ms = if tick(adapter) { SHORT_TICK_MS } else { TICK_MS };
+            next = now + Duration::from_millis(tick_ms as u64);
         }
     }
 }
@@ -112,13 +120,20 @@ fn serve_socket(adapter: &'static Adapter, number: u64) {
     socket.end_if_over(&mut state, adapter);
 }
 
-/// Looks at the times of sockets that the program has closed.
-fn tick(adapter: &'static Adapter) {
+/// Looks at all sockets. From now on the helper hears of what comes to those at which no call of the program
+/// is. Whether a call was at any since the last time.
+fn tick(adapter: &'static Adapter) -> bool {
+    let mut any = false;
     for socket in establish::all() {
         let mut state = socket.lock();
-        if state.closed || state.ready.is_watched() {
-            socket.settle(&mut state);
-            socket.end_if_over(&mut state, adapter);
+        if !state.attended
+            && let Some(link) = &state.link
+        {
+            any = true;
+            state.attended = !state.led && serve(link.queue.fd, socket.number).is_ok();
         }
+        socket.settle(&mut state);
+        socket.end_if_over(&mut state, adapter);
     }
+    any
 }

@@ -59,8 +59,10 @@ reals! {
     shutdown(fd: c_int, how: c_int) -> c_int;
     getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int;
     getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
-    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t)
+        -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t)
+        -> c_int;
     close(fd: c_int) -> c_int;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
     dup(fd: c_int) -> c_int;
@@ -89,7 +91,8 @@ reals! {
         from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t;
     poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     __poll_chk(list: *mut pollfd, count: nfds_t, timeout: c_int, room: usize) -> c_int;
-    ppoll(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    ppoll(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t)
+        -> c_int;
     __ppoll_chk(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
         room: usize) -> c_int;
     select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,

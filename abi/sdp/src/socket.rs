@@ -60,6 +60,8 @@ pub(crate) struct State {
     pub(crate) led: bool,
     /// Threads that wait for that one, or for an event.
     pub(crate) waiting: u32,
+    /// The helper hears of what comes: no call of the program was here for a while.
+    pub(crate) attended: bool,
     /// Sleeps in a row that polls did not spare.
     pub(crate) lost_polls: u32,
     /// Something has come since readiness was shown.
@@ -101,6 +103,7 @@ impl Socket {
             ready,
             led: false,
             waiting: 0,
+            attended: false,
             lost_polls: 0,
             arrived: false,
         };
@@ -159,7 +162,7 @@ impl Socket {
     pub(crate) fn settle(&self, state: &mut State) {
         if !state.led {
             state.progress();
-            if state.ready.is_watched() || state.closed {
+            if state.ready.is_watched() || state.closed || state.attended {
                 // What comes after the look is told by an event.
                 if let Some(link) = &state.link {
                     link.arm();

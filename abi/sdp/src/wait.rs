@@ -44,6 +44,7 @@ impl Socket {
         // It is dropped after the lock, since handlers run then.
         let mut spin: Option<Spin> = None;
         let mut state = self.lock();
+        state.attended = false;
         if let Some(result) = done(&mut state) {
             self.settle_call(&mut state);
             return result;
