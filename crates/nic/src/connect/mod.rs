@@ -2,8 +2,9 @@
 //!
 //! Programs connect by `modify_qp` on both sides, in no agreed order. Of the two ends the one with the
 //! smaller (GID, number) reaches out when it becomes ready to receive; the other waits. Whoever is asked
-//! before its queue pair is ready keeps the request until it is. Until a connection stands, what is sent
-//! waits, at most for the retry time of the queue pair.
+//! before its queue pair is ready keeps the request for a second at most. Until a connection stands, what is
+//! sent waits: for the retry time of the queue pair while the peer cannot be reached, and as long as the
+//! peer's host answers for a peer that was reached, since its process may be stopped.
 
 mod half_open;
 mod link;
@@ -39,6 +40,9 @@ use crate::watch;
 const FIRST_PAUSE_NS: u64 = 500_000;
 /// Longest pause.
 const LONGEST_PAUSE_NS: u64 = 100_000_000;
+/// Longest time for which a request waits for its queue pair to become ready. The initiator cannot tell a
+/// peer whose queue pair is not ready from one whose process is stopped, until the former refuses.
+const NOT_READY_NS: u64 = 1_000_000_000;
 /// What the peer of a queue pair must know: without acknowledgements no request would complete, nor fail.
 const NEEDED: Features = Features::QUIPU.with(Features::RFC7306);
 
@@ -197,6 +201,14 @@ pub(crate) fn limit_silence<P>(qp: &Qp, hub: &mut Hub<P>) {
     }
 }
 
+/// The same while the peer has not replied: the connection is made again if the peer's host is silent for as
+/// long as starting up may take, or for the retry time if that is shorter.
+pub(crate) fn limit_startup<P>(qp: &Qp, hub: &mut Hub<P>, conn: ConnId) {
+    let most = hub.config.setup_timeout_ns;
+    let limit = qp.retry_time_ns().map_or(most, |retry_time| retry_time.min(most));
+    hub.actions.push_back(Action::LimitSilence { conn, user_timeout_ns: Some(limit) });
+}
+
 /// Has a same-host peer see which rights the queue pair grants now, also one that has yet to answer. Those
 /// taken back are not in use any more once memory is quiet.
 pub(crate) fn show_grants<P>(qp: &Qp, hub: &mut Hub<P>) {
@@ -259,6 +271,12 @@ impl<P> Hub<P> {
     /// Sets the alarm for a connection that takes too long to be made.
     pub(crate) fn limit_setup(&mut self, id: ConnId) {
         let at = self.now.after(self.config.setup_timeout_ns);
+        self.set_conn_alarm(id, Some(at));
+    }
+
+    /// Sets the alarm for a request whose queue pair is not ready.
+    fn limit_waiting(&mut self, id: ConnId) {
+        let at = self.now.after(self.config.setup_timeout_ns.min(NOT_READY_NS));
         self.set_conn_alarm(id, Some(at));
     }
 
@@ -423,7 +441,10 @@ impl<P: Probe> Adapter<P> {
         let Phase::Waiting(waiting) = &state.phase else { return };
         let hello = waiting.hello;
         match self.find(&hello) {
-            Match::NotReady => self.supersede(conn, &hello),
+            Match::NotReady => {
+                self.supersede(conn, &hello);
+                self.hub.limit_waiting(conn);
+            }
             Match::Ready(qp) => self.grant(conn, qp),
             Match::Refused(reason) => self.refuse(conn, reason),
         }
@@ -499,8 +520,10 @@ impl<P: Probe> Adapter<P> {
             let unreached = matches!(qp.path, Path::None | Path::Pending(_) | Path::Lost);
             if !qp.qp_type.is_reliable() {
                 unreliable::give_up(qp, hub);
-            } else if stream::is_unheard(qp, hub) && qp.requester.cut == Cut::Not {
-                // The peer may be about to speak.
+            } else if (stream::is_unheard(qp, hub) || is_reached(qp, hub))
+                && qp.requester.cut == Cut::Not
+            {
+                // The peer may be about to speak, or its process is stopped.
                 qp.requester.overdue = true;
             } else if (unreached || qp.requester.cut != Cut::Not) && !qp.sq.is_empty() {
                 requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
@@ -515,18 +538,13 @@ impl<P: Probe> Adapter<P> {
         let Some(state) = self.hub.conns.get_mut(conn) else { return };
         state.alarm = None;
         let id = state.qp;
-        let (stands, asking) = match state.phase {
+        let stands = match state.phase {
             Phase::Waiting(_) => return self.refuse(conn, Reason::NotReady),
-            Phase::Open | Phase::Greeting(_) => (true, false),
-            Phase::Asking { .. } => (false, true),
-            _ => (false, false),
+            Phase::Open | Phase::Greeting(_) => true,
+            _ => false,
         };
         match id.and_then(|qp| self.qp_and_hub(qp)) {
             Some((qp, hub)) if stands => receive::stream::look_at_partial(qp, hub),
-            Some((qp, hub)) if asking => {
-                hub.abandon(conn);
-                pause(qp, hub);
-            }
             Some((qp, hub)) => stream::retry_later(qp, hub, conn),
             None => self.hub.close_stream(conn, None),
         }
@@ -548,6 +566,26 @@ fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
+/// Whether the peer's host has taken a request that the peer has not answered. If the peer's process is
+/// stopped, it answers once it goes on. If it is not, it refuses after [`NOT_READY_NS`] at the latest.
+fn is_reached<P>(qp: &Qp, hub: &Hub<P>) -> bool {
+    let Path::Pending(conn) = qp.path else { return false };
+    hub.conns.get(conn).is_some_and(|conn| {
+        matches!(conn.phase, Phase::Initiating(_) | Phase::Asking { .. })
+    })
+}
+
+/// An attempt to connect came to nothing. Requests fail if their time has passed meanwhile; otherwise the
+/// peer is tried again after a pause.
+fn attempt_failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let overdue = std::mem::take(&mut qp.requester.overdue);
+    if overdue && !qp.sq.is_empty() && qp.requester.cut == Cut::Not {
+        qp.path = Path::None;
+        return requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
+    }
+    pause(qp, hub);
+}
+
 /// Tries again after a pause.
 fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     qp.path = Path::None;
@@ -567,6 +605,7 @@ pub(crate) fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     // Otherwise requests would wait for ever for a peer that asks again and again and never gets the reply.
     if qp.requester.cut == Cut::Not && !stream::is_unheard(qp, hub) {
         qp.requester.deadline = None;
+        qp.requester.overdue = false;
     }
     qp.requester.reconnect_at = None;
     qp.requester.attempts = 0;
