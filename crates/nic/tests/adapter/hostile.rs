@@ -107,12 +107,12 @@ fn an_fpdu_without_an_end_ends_the_connection() {
     pair.run();
     pair.send(0, qps[0], 1, SendOp::Send, &[]);
     for _ in 0..10 {
-        let next = pair.now.after(4 * SECOND);
+        let next = pair.now.after(590 * SECOND);
         pair.run_until(next);
         pair.inject(1, &[0]);
     }
     assert!(pair.hosts[0].poll().is_empty() && pair.hosts[1].poll().is_empty());
-    let end = pair.now.after(20 * SECOND);
+    let end = pair.now.after(601 * SECOND);
     pair.run_until(end);
     assert_eq!(pair.polled(1), [(5, WcStatus::WrFlushErr)]);
     assert_eq!(pair.polled(0), [(1, WcStatus::BadRespErr)]);

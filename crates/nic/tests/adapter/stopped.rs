@@ -1,7 +1,7 @@
 //! Peers whose process is stopped, by a debugger or SIGSTOP, while their host lives: requests wait for them.
 
 use crate::pair::{ALL_ACCESS, Pair, WAYS, Way};
-use WcStatus::{RetryExcErr, Success};
+use WcStatus::{BadRespErr, RetryExcErr, Success};
 use quipu_nic::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -115,5 +115,28 @@ fn the_silence_of_a_peer_that_has_not_replied_is_limited() {
         adapter.handle_reached_stream(pair.now, conn);
         let said = Action::LimitSilence { conn, user_timeout_ns: Some(limit) };
         assert_eq!(adapter.poll_action(), Some(said));
+    }
+}
+
+/// The process of host 0 is stopped when its socket has taken a part of a message.
+#[test]
+fn the_rest_of_a_message_is_waited_for() {
+    const MINUTE: u64 = 60 * SECOND;
+    for (stopped, status) in [(9 * MINUTE, Success), (11 * MINUTE, BadRespErr)] {
+        let (mut pair, qps) = crate::pair::connected(Way::Stream(usize::MAX));
+        let (here, there) = (pair.buffer(0, 64), pair.buffer(1, 64));
+        pair.recv(1, qps[1], 9, &[there.sge(0, 64)]);
+        pair.run();
+        pair.send(0, qps[0], 1, SendOp::Send, &[here.sge(0, 64)]);
+        let (now, conn, mut message) = (pair.now, pair.stream_ends()[0], [0; 4096]);
+        let len = pair.hosts[0].adapter.transmit(now, conn, &mut message);
+        pair.inject(1, &message[..len / 2]);
+        pair.stopped = Some(0);
+        pair.later(stopped);
+        assert_eq!(pair.polled(0), []);
+        pair.inject(1, &message[len / 2..len]);
+        pair.stopped = None;
+        pair.run();
+        assert_eq!(pair.polled(0), [(1, status)], "{stopped}");
     }
 }
