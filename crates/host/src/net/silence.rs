@@ -59,7 +59,8 @@ impl Answers {
         if len < info.len() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+        let word =
+            |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
         let silent_ms = word(52).min(word(56));
         Ok(Self { unanswered: info[2].max(info[3]), silent_ns: u64::from(silent_ms) * 1_000_000 })
     }
@@ -195,7 +196,8 @@ fn limit_silence(fd: &OwnedFd, limit_ns: Option<u64>) -> io::Result<()> {
     if limit_ns.is_some() {
         // A peer that is stopped for long is probed at ever longer intervals. Older kernels bound them by two
         // minutes only.
-        let longest = (milliseconds / LOOKS_PER_LIMIT).clamp(*RTO_MAX_MS.start(), *RTO_MAX_MS.end());
+        let longest =
+            (milliseconds / LOOKS_PER_LIMIT).clamp(*RTO_MAX_MS.start(), *RTO_MAX_MS.end());
         if let Err(error) = tcp(TCP_RTO_MAX_MS, longest as c_int) {
             tracing::trace!(%error, "the kernel does not bound the time between probes");
         }
@@ -293,7 +295,10 @@ mod tests {
         let start = Instant::now();
         while stream.look(at(start)) != Look::Silent {
             // The window has been closed for 6 s, so that TCP waits up to 6.4 s and 12.8 s for its probes.
-            assert!(start.elapsed() < Duration::from_secs(25), "a host that is gone goes unnoticed");
+            assert!(
+                start.elapsed() < Duration::from_secs(25),
+                "a host that is gone goes unnoticed"
+            );
             pass(100);
         }
     }

@@ -570,9 +570,9 @@ fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 /// stopped, it answers once it goes on. If it is not, it refuses after [`NOT_READY_NS`] at the latest.
 fn is_reached<P>(qp: &Qp, hub: &Hub<P>) -> bool {
     let Path::Pending(conn) = qp.path else { return false };
-    hub.conns.get(conn).is_some_and(|conn| {
-        matches!(conn.phase, Phase::Initiating(_) | Phase::Asking { .. })
-    })
+    hub.conns
+        .get(conn)
+        .is_some_and(|conn| matches!(conn.phase, Phase::Initiating(_) | Phase::Asking { .. }))
 }
 
 /// An attempt to connect came to nothing. Requests fail if their time has passed meanwhile; otherwise the

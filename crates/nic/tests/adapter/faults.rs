@@ -218,7 +218,9 @@ fn a_peer_that_never_answers_is_given_up_after_the_retry_time() {
             pair.run_until(start.after(retry_time - 1_000_000));
             assert!(pair.hosts[host].poll().is_empty(), "{way:?}");
             // The end that was asked refuses after a second; until then its process may be stopped.
-            pair.run_until(start.after(retry_time + if host == 0 { 1_000_000_000 } else { 1_000_000 }));
+            pair.run_until(
+                start.after(retry_time + if host == 0 { 1_000_000_000 } else { 1_000_000 }),
+            );
             let done = pair.hosts[host].poll();
             assert_eq!(statuses(&done), [(1, WcStatus::RetryExcErr)], "{way:?}");
         }

@@ -111,7 +111,9 @@ fn the_silence_of_a_peer_that_has_not_replied_is_limited() {
         pair.to_rtr(0, qps, &|_| {});
         pair.to_rts(0, qps[0], &|attr| attr.timeout = timeout);
         let adapter = &mut pair.hosts[0].adapter;
-        let Some(Action::Connect { conn, .. }) = adapter.poll_action() else { panic!("no attempt") };
+        let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
+            panic!("no attempt")
+        };
         adapter.handle_reached_stream(pair.now, conn);
         let said = Action::LimitSilence { conn, user_timeout_ns: Some(limit) };
         assert_eq!(adapter.poll_action(), Some(said));
