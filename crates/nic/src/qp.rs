@@ -257,8 +257,8 @@ impl Qp {
     }
 
     /// Nanoseconds until a peer is given up that has begun to say something and does not go on, at least
-    /// `least_ns`. Without a timeout it is also what TCP itself takes at least to give up (RFC 9293 3.8.3: 100
-    /// seconds).
+    /// `least_ns`. Without a timeout it is also what TCP itself takes at least to give up (RFC 9293 3.8.3:
+    /// 100 seconds).
     pub(crate) fn patience_ns(&self, least_ns: u64) -> u64 {
         const OF_TCP_NS: u64 = 100_000_000_000;
         self.retry_time_ns().unwrap_or(OF_TCP_NS).max(least_ns)

@@ -1,7 +1,7 @@
-//! Whether the host of a stream's peer is alive. A process that is stopped reads nothing, but its kernel still
-//! answers, so requests wait for it. TCP's own user timeout (RFC 5482) would end such a connection as soon as
-//! its window has been closed for that long. So it is not used: this module asks the kernel what the peer's
-//! TCP has answered. TCP's keepalive does the same for streams on which nothing is owed.
+//! Whether the host of a stream's peer is alive. A process that is stopped reads nothing, but its kernel
+//! still answers, so requests wait for it. TCP's own user timeout (RFC 5482) would end such a connection as
+//! soon as its window has been closed for that long. So it is not used: this module asks the kernel what the
+//! peer's TCP has answered. TCP's keepalive does the same for streams on which nothing is owed.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -6,6 +6,7 @@
 //! sent waits: for the retry time of the queue pair while the peer cannot be reached, and as long as the
 //! peer's host answers for a peer that was reached, since its process may be stopped.
 
+mod attempt;
 mod half_open;
 mod link;
 mod own;
@@ -21,6 +22,7 @@ use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::{Initiator, Responder};
 use quipu_mem::ring::Channel;
 
+use self::attempt::{attempt_failed, is_reached, limit_startup, pause, reach_out};
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::event::{Action, StreamChange};
@@ -36,10 +38,6 @@ use crate::types::{ConnId, Gid, LinkId, QpId, QpNum, QpState, Time, WcStatus};
 use crate::unordered;
 use crate::watch;
 
-/// First pause before the peer is tried again; it doubles each time.
-const FIRST_PAUSE_NS: u64 = 500_000;
-/// Longest pause.
-const LONGEST_PAUSE_NS: u64 = 100_000_000;
 /// Longest time for which a request waits for its queue pair to become ready. The initiator cannot tell a
 /// peer whose queue pair is not ready from one whose process is stopped, until the former refuses.
 const NOT_READY_NS: u64 = 1_000_000_000;
@@ -199,14 +197,6 @@ pub(crate) fn limit_silence<P>(qp: &Qp, hub: &mut Hub<P>) {
         }
         hub.actions.push_back(Action::LimitSilence { conn, user_timeout_ns });
     }
-}
-
-/// The same while the peer has not replied: the connection is made again if the peer's host is silent for as
-/// long as starting up may take, or for the retry time if that is shorter.
-pub(crate) fn limit_startup<P>(qp: &Qp, hub: &mut Hub<P>, conn: ConnId) {
-    let most = hub.config.setup_timeout_ns;
-    let limit = qp.retry_time_ns().map_or(most, |retry_time| retry_time.min(most));
-    hub.actions.push_back(Action::LimitSilence { conn, user_timeout_ns: Some(limit) });
 }
 
 /// Has a same-host peer see which rights the queue pair grants now, also one that has yet to answer. Those
@@ -549,53 +539,6 @@ impl<P: Probe> Adapter<P> {
             None => self.hub.close_stream(conn, None),
         }
     }
-}
-
-/// Asks the world below to reach the peer of `qp`.
-fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if !matches!(qp.path, Path::None) || !qp.may_receive() || qp.requester.cut != Cut::Not {
-        return;
-    }
-    match hub.new_conn(Some(qp.id), Phase::Reaching) {
-        Some(conn) => {
-            qp.path = Path::Pending(conn);
-            let sgid_index = hub.gids.index_of(&qp.attr.av);
-            hub.actions.push_back(Action::Connect { conn, peer: peer_of(qp), sgid_index });
-        }
-        None => pause(qp, hub),
-    }
-}
-
-/// Whether the peer's host has taken a request that the peer has not answered. If the peer's process is
-/// stopped, it answers once it goes on. If it is not, it refuses after [`NOT_READY_NS`] at the latest.
-fn is_reached<P>(qp: &Qp, hub: &Hub<P>) -> bool {
-    let Path::Pending(conn) = qp.path else { return false };
-    hub.conns
-        .get(conn)
-        .is_some_and(|conn| matches!(conn.phase, Phase::Initiating(_) | Phase::Asking { .. }))
-}
-
-/// An attempt to connect came to nothing. Requests fail if their time has passed meanwhile; otherwise the
-/// peer is tried again after a pause.
-fn attempt_failed<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    let overdue = std::mem::take(&mut qp.requester.overdue);
-    if overdue && !qp.sq.is_empty() && qp.requester.cut == Cut::Not {
-        qp.path = Path::None;
-        return requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
-    }
-    pause(qp, hub);
-}
-
-/// Tries again after a pause.
-fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    qp.path = Path::None;
-    if !qp.may_receive() {
-        return;
-    }
-    let pause = (FIRST_PAUSE_NS << qp.requester.attempts.min(10)).min(LONGEST_PAUSE_NS);
-    qp.requester.attempts = qp.requester.attempts.saturating_add(1);
-    qp.requester.reconnect_at = Some(hub.now.after(pause));
-    requester::set_alarm(qp, hub);
 }
 
 /// A connection stands: nothing waits any more.
