@@ -408,6 +408,14 @@ impl<'a, M: Shared> Receiver<'a, M> {
         position_of(word) > self.position().max(self.memory.load(Word::From))
     }
 
+    /// Whether the next octets are on their way over TCP: the sender has sent them before it opened the
+    /// ring, or takes them back from it. The kernel of the receiver may not have them yet.
+    #[inline]
+    pub fn expects_tcp(&self) -> bool {
+        let read = self.memory.load(Word::Read);
+        read & WITHDRAWING != 0 || read / READ_ONE < self.memory.load(Word::From)
+    }
+
     /// Number of octets in the ring that the program has not read.
     pub fn unread(&self) -> u64 {
         let word = self.memory.load(Word::Written);
