@@ -1,6 +1,7 @@
 //! Receiving: from the ring where something is there, from TCP otherwise.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use libc::c_int;
 use quipu_sockets::direction::wish;
@@ -23,8 +24,9 @@ const KNOWN: c_int = libc::MSG_DONTWAIT
     | libc::MSG_CMSG_CLOEXEC;
 /// How often a receiver looks again before it sleeps although the ring is not empty.
 const ATTEMPTS: usize = 64;
-/// For how long a call that must not block waits for octets that are on their way over TCP.
-const ARRIVAL_NS: u64 = 5_000_000;
+/// For how long a call that must not block waits for octets that are on their way over TCP. They are in
+/// the kernel within microseconds, unless the sender loses its processor just then.
+const ARRIVAL: Duration = Duration::from_millis(100);
 
 /// Receives what is there, or prepares to sleep in the kernel.
 #[inline]
@@ -96,15 +98,15 @@ fn arriving(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int)
     if is_blocking(conn, flags) {
         return None;
     }
-    let deadline = sys::now_ns() + ARRIVAL_NS;
+    let deadline = sys::now_ns() + ARRIVAL.as_nanos() as u64;
     while map.receiver().expects_tcp() && sys::now_ns() < deadline {
-        if sys::is_readable(conn.fd()) {
+        // A withdrawal may also end without any octet.
+        if sys::wait_for(conn.fd(), libc::POLLIN, Duration::from_millis(1)) == Some(true) {
             return match from_tcp(conn, map, into, flags)? {
                 Plan::Done(received, _) => Some(received as usize),
                 _ => None,
             };
         }
-        std::thread::yield_now();
     }
     from_ring(conn, map, into, flags)
 }

@@ -78,5 +78,5 @@ fn what_poll_select_and_epoll_report_is_true_while_octets_move_between_ring_and_
         let octets = text.lines().filter_map(|line| line.strip_prefix("by memory "));
         by_memory += octets.filter_map(|count| count.parse::<u64>().ok()).sum::<u64>();
     }
-    assert!(by_memory > 100_000, "{by_memory} octets went through memory");
+    assert!(by_memory > 1000, "{by_memory} octets went through memory");
 }
