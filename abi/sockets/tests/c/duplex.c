@@ -119,6 +119,7 @@ static void start(void) {
         buffer[0] = 0;
         must(send(fd, buffer, 1, 0) == 1 && recv(fd, buffer, 1, 0) == 1, "the first octets");
     }
+    usleep(50000);
     fcntl(fd, F_SETFL, O_NONBLOCK);
     epfd = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN | (mode == EDGE ? EPOLLOUT | EPOLLET : 0)};
