@@ -164,10 +164,12 @@ impl End {
         Ok(())
     }
 
-    /// Where the host sends from, and receives into.
-    #[cfg(test)]
-    pub(super) fn memory(&self) -> &Segment {
-        &self.memory
+    /// The bytes that the host sends from, or has received last.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len()];
+        // The range is that of the memory.
+        let _ = self.memory.read(0, &mut bytes);
+        bytes
     }
 
     /// Whether there may be a frame to send.
