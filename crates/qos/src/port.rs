@@ -270,8 +270,6 @@ mod tests {
         let start = 1 << 40;
         let granted = port.exchange(0, start, &demand(0, 8244));
         assert_eq!(granted[0], 8244, "a port that was idle may catch up");
-        let mut other = demand(1, 4122);
-        other.unused[0] = 0;
         let before = port.next_ns();
         let mut back = demand(0, 0);
         back.unused[0] = 4122;
