@@ -7,9 +7,9 @@ use quipu_nic::inet::stack::{self, Frame, ListenerId};
 use quipu_nic::inet::tcp::{Mode, Secret};
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::{
-    Adapter, Completion, Config, CqId, Fault, Payload, QpAttr, QpAttrMask, QpCap, QpId, QpInit,
-    QpNum, QpState, QpType, SendFlags, SendOp, SendWr, Stage, TcpSettings, Time, To, WcOpcode,
-    WcStatus,
+    Adapter, Completion, Config, CqId, Event, Fault, Payload, QpAttr, QpAttrMask, QpCap, QpId,
+    QpInit, QpNum, QpState, QpType, SendFlags, SendOp, SendWr, Stage, TcpChange, TcpSettings, Time,
+    To, WcOpcode, WcStatus,
 };
 use quipu_wire::{ipv6, tcp};
 
@@ -28,6 +28,15 @@ pub(super) struct Machine {
     pub(super) waits: bool,
     /// The frame that it sends.
     pub(super) frame: Vec<u8>,
+}
+
+/// What the adapter has done with a frame.
+pub(super) struct Handled {
+    /// The stages that it went through, with the bytes that they touched.
+    pub(super) heard: Vec<(Stage, usize)>,
+    pub(super) traits: Traits,
+    /// Completions of receives and of sends.
+    pub(super) completions: [Vec<Completion>; 2],
 }
 
 /// A host with its adapter.
@@ -50,8 +59,8 @@ pub(super) struct End {
     /// Messages that were received.
     pub(super) messages: u32,
     pub(super) timer_at: u64,
-    /// A completion that is no success.
-    pub(super) failed: Option<WcStatus>,
+    /// Why the run cannot go on.
+    pub(super) failed: Option<String>,
 }
 
 fn address(number: usize) -> IpAddr {
@@ -188,32 +197,24 @@ impl End {
         self.drain();
     }
 
-    /// Sends the next frame; its stages, its length and what the host learns of it.
-    pub(super) fn transmit(
-        &mut self,
-        now: u64,
-    ) -> Option<(Vec<(Stage, usize)>, Traits, Vec<Completion>)> {
+    /// Sends the next frame, which is then at the transmit machine.
+    pub(super) fn transmit(&mut self, now: u64) -> Option<Handled> {
         let mut out = vec![0; (1 << 16) + 14];
         let frame = self.adapter.transmit_frame(Time(now), &mut out);
         let heard = self.drain();
         out.truncate(frame?.len);
         let traits = Traits { datagram: is_datagram(&out), ..Traits::default() };
         self.machines[0].frame = out;
-        Some((heard, traits, self.completions()))
+        Some(Handled { heard, traits, completions: self.completions() })
     }
 
     /// Receives a frame.
-    pub(super) fn receive(
-        &mut self,
-        now: u64,
-        frame: &[u8],
-    ) -> (Vec<(Stage, usize)>, Traits, [Vec<Completion>; 2]) {
+    pub(super) fn receive(&mut self, now: u64, frame: &[u8]) -> Handled {
         let acks = self.note_acknowledgement(frame);
         self.adapter.handle_frame(Time(now), &Frame { bytes: frame, checked: true });
         let heard = self.drain();
-        let (received, sent) =
-            self.completions().into_iter().partition(|it| it.opcode == WcOpcode::Recv);
-        (heard, Traits { datagram: is_datagram(frame), acks, summed: 0 }, [received, sent])
+        let traits = Traits { datagram: is_datagram(frame), acks, summed: 0 };
+        Handled { heard, traits, completions: self.completions() }
     }
 
     /// Whether a frame acknowledges something new.
@@ -234,12 +235,20 @@ impl End {
 
     /// Takes what the adapter has told, and the stages that were heard.
     fn drain(&mut self) -> Vec<(Stage, usize)> {
-        while self.adapter.poll_event().is_some() {}
+        while let Some(event) = self.adapter.poll_event() {
+            if let Event::Tcp {
+                change: change @ (TcpChange::Failed(_) | TcpChange::Aborted), ..
+            } = event
+            {
+                self.failed.get_or_insert(format!("the connection ended: {change:?}"));
+            }
+        }
         while self.adapter.poll_action().is_some() {}
         std::mem::take(&mut self.adapter.probe_mut().0)
     }
 
-    fn completions(&mut self) -> Vec<Completion> {
+    /// Completions of receives and of sends.
+    fn completions(&mut self) -> [Vec<Completion>; 2] {
         let mut all = Vec::new();
         let mut some = [Completion::default(); 16];
         while let Ok(count) = self.adapter.poll_cq(self.cq, &mut some) {
@@ -249,9 +258,10 @@ impl End {
             }
         }
         if let Some(wrong) = all.iter().find(|it| it.status != WcStatus::Success) {
-            self.failed.get_or_insert(wrong.status);
+            self.failed.get_or_insert(format!("a request failed: {:?}", wrong.status));
         }
-        all
+        let (received, sent) = all.into_iter().partition(|it| it.opcode == WcOpcode::Recv);
+        [received, sent]
     }
 }
 

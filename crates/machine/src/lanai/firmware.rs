@@ -201,7 +201,11 @@ impl Pass<'_> {
     }
 
     /// A frame is sent. Completions are of datagrams: a segment's comes with its acknowledgement.
-    pub(super) fn transmit(mut self, heard: &[(Heard, usize)], done: Vec<Completion>) -> Vec<Step> {
+    pub(super) fn transmit(
+        mut self,
+        heard: &[(Heard, usize)],
+        completions: [Vec<Completion>; 2],
+    ) -> Vec<Step> {
         let data = has(heard, Heard::GetData);
         let at = (Way::Transmit, (!self.traits.datagram).then_some(usize::from(!data)));
         let mut steps = Vec::new();
@@ -231,7 +235,7 @@ impl Pass<'_> {
                 _ => {}
             }
         }
-        steps.push(Step::Show(done));
+        steps.extend(completions.map(Step::Show));
         steps
     }
 

@@ -44,6 +44,8 @@ pub struct LanaiPlan {
     pub firmware_checksum: bool,
     /// Messages that are counted.
     pub messages: u32,
+    /// Most events of the run.
+    pub max_events: u64,
 }
 
 impl LanaiPlan {
@@ -62,6 +64,7 @@ impl LanaiPlan {
             datagrams: plan.workload.transport == Transport::Udp,
             firmware_checksum: plan.nic.firmware_checksum,
             messages: 1000,
+            max_events: plan.run.max_events,
         }
     }
 }

@@ -4,7 +4,7 @@ use quipu_events::Kernel;
 use quipu_nic::{Completion, Fault, WcOpcode};
 
 use super::LanaiPlan;
-use super::end::End;
+use super::end::{End, Handled};
 use super::firmware::{Firmware, Occupancy, Pass, Step, Traits};
 use crate::bus::Resource;
 use crate::bus::pci::Bus;
@@ -16,8 +16,6 @@ use crate::rng::Rng;
 const FRAMING: u64 = 8;
 /// A switch of Myrinet is crossed in half a microsecond.
 const SWITCH: u64 = 500_000;
-/// Most events of a run.
-const LIMIT: u64 = 50_000_000;
 const TRANSMIT: usize = 0;
 const RECEIVE: usize = 1;
 
@@ -33,8 +31,8 @@ pub(super) enum Event {
     Timer(usize),
     /// The host of an end has found completions.
     Host(usize, Vec<Completion>),
-    /// The host of an end posts a message.
-    Post(usize),
+    /// The host of end 0 begins, if it is connected.
+    Begin,
 }
 
 /// Two hosts on a link.
@@ -80,8 +78,7 @@ impl Pair {
             rng: Rng::new(plan.seed, 1),
             hash: 0xcbf2_9ce4_8422_2325,
         };
-        let posts = if plan.bounce { 1 } else { plan.depth.max(1) };
-        (0..posts).for_each(|_| pair.kernel.at(1_000_000_000, Event::Post(0)));
+        pair.kernel.at(1_000_000_000, Event::Begin);
         pair.go_on(0);
         Ok(pair)
     }
@@ -94,16 +91,17 @@ impl Pair {
     /// Runs until so many messages are counted.
     pub(super) fn until(&mut self, messages: u32) -> Result<(), RunError> {
         while self.done() < messages {
-            if self.kernel.scheduled() > LIMIT {
-                return Err(RunError::TooManyEvents(LIMIT));
+            let limit = self.plan.max_events;
+            if self.kernel.scheduled() > limit {
+                return Err(RunError::TooManyEvents(limit));
             }
             let us = self.kernel.now() / 1_000_000;
             let event = self.kernel.next().ok_or(RunError::Standstill(us))?;
             let now = self.kernel.now();
             self.hash = (self.hash ^ now).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(17);
             self.handle(event).map_err(|fault| RunError::Adapter(fault.to_string()))?;
-            if let Some(status) = self.ends.iter().find_map(|end| end.failed) {
-                return Err(RunError::Adapter(format!("a request failed: {status:?}")));
+            if let Some(why) = self.ends.iter_mut().find_map(|end| end.failed.take()) {
+                return Err(RunError::Adapter(why));
             }
         }
         Ok(())
@@ -133,14 +131,17 @@ impl Pair {
                 self.host(end, &completions)?;
                 end
             }
-            Event::Post(end) => {
+            Event::Begin => {
                 // The connection is made within the first millisecond; if a segment of it is lost, later.
-                if self.ends[end].is_connected() {
-                    self.ends[end].post_send(now)?;
+                if self.ends[0].is_connected() {
+                    let posts = if self.plan.bounce { 1 } else { self.plan.depth.max(1) };
+                    for _ in 0..posts {
+                        self.ends[0].post_send(now)?;
+                    }
                 } else {
-                    self.kernel.after(1_000_000_000, Event::Post(end));
+                    self.kernel.after(1_000_000_000, Event::Begin);
                 }
-                end
+                0
             }
         };
         self.go_on(end);
@@ -248,15 +249,17 @@ impl Pair {
             return;
         }
         let now = self.now_ns();
-        let Some((heard, traits, done)) = self.ends[end].transmit(now) else { return };
+        let Some(Handled { heard, traits, completions }) = self.ends[end].transmit(now) else {
+            return;
+        };
         let pass = Pass { firmware: &self.firmware, occupancy: &mut self.occupancy, traits };
-        self.ends[end].machines[TRANSMIT].steps = pass.transmit(&heard, done).into();
+        self.ends[end].machines[TRANSMIT].steps = pass.transmit(&heard, completions).into();
     }
 
     fn begin_receive(&mut self, end: usize) {
         let Some(frame) = self.ends[end].inbox.pop_front() else { return };
         let now = self.now_ns();
-        let (heard, traits, completions) = self.ends[end].receive(now, &frame);
+        let Handled { heard, traits, completions } = self.ends[end].receive(now, &frame);
         let summed = if self.plan.firmware_checksum { frame.len() as u64 } else { 0 };
         let traits = Traits { summed, ..traits };
         let pass = Pass { firmware: &self.firmware, occupancy: &mut self.occupancy, traits };

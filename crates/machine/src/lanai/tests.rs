@@ -12,6 +12,7 @@ fn plan(mtu: u32, message: u32) -> LanaiPlan {
         datagrams: false,
         firmware_checksum: false,
         messages: 200,
+        max_events: 1_000_000,
     }
 }
 
@@ -89,4 +90,11 @@ fn lost_frames_are_sent_again() {
     let clean = run_lanai(&LanaiPlan { loss_ppm: 0, ..plan.clone() }).unwrap();
     assert!(report.mb_per_s < clean.mb_per_s, "{report:?}");
     assert_eq!(run_lanai(&plan).unwrap(), report, "one seed is one run");
+}
+
+#[test]
+fn a_link_that_loses_everything_ends_the_run() {
+    let plan = LanaiPlan { loss_ppm: 1_000_000, ..plan(1500, 100) };
+    let error = run_lanai(&plan).unwrap_err().to_string();
+    assert!(error.contains("the connection ended"), "{error}");
 }

@@ -27,6 +27,7 @@ fn stream(mtu: u32, firmware_checksum: bool) -> LanaiPlan {
         datagrams: false,
         firmware_checksum,
         messages: 2000,
+        max_events: 10_000_000,
     }
 }
 
