@@ -44,7 +44,8 @@ impl MemoryRegion {
         Ok(Self { segment, region, zero_based, pd: pd.clone() })
     }
 
-    /// Registers a part of the memory once more, under a key of its own with rights of its own: for a peer that
+    /// Registers a part of the memory once more, under a key of its own with rights of its own: for a
+    /// peer that
     /// may use `len` bytes from `offset` on until the result is dropped, which makes the key void at once.
     ///
     /// ```

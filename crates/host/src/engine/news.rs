@@ -94,8 +94,8 @@ impl Engine {
         self.wait_news(cq, channel, None, None)
     }
 
-    /// As [`wait_completion`](Self::wait_completion), but not for longer than `limit`: then it returns without
-    /// a completion.
+    /// As [`wait_completion`](Self::wait_completion), but not for longer than `limit`: then it
+    /// returns without a completion.
     ///
     /// # Errors
     ///

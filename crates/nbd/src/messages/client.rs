@@ -124,8 +124,8 @@ impl MessageClient {
         self.outstanding.len() - self.free.len()
     }
 
-    /// Whether the data of a request move by RDMA, so that it needs memory with a key: for the server to write
-    /// to if it is a read, and to read from if it is a write.
+    /// Whether the data of a request move by RDMA, so that it needs memory with a key: for the server
+    /// to write to if it is a read, and to read from if it is a write.
     #[must_use]
     pub fn is_moved(&self, command: Command, length: u64) -> bool {
         match command {

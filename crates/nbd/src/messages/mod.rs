@@ -8,8 +8,8 @@
 //! | long data | RDMA Writes (of a read) and RDMA Reads (of a write) that the server posts |
 //! | a reply | one Send: the 16-byte header, short data of a read, or extents |
 //!
-//! The two ends keep no queue: the host posts what [`MessageServer`] and [`MessageClient`] say, and gives them
-//! every message that arrives.
+//! The two ends keep no queue: the host posts what [`MessageServer`] and [`MessageClient`] say,
+//! and gives them every message that arrives.
 
 mod client;
 mod server;

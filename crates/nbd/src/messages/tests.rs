@@ -112,7 +112,7 @@ fn short_data_lie_in_messages_and_long_data_in_memory_with_a_key() {
 fn no_more_requests_are_made_than_there_are_receives() {
     let mut pair = Pair::new();
     let flags = CommandFlags::empty();
-    let mut make = |client: &mut MessageClient| client.request(Command::Flush, flags, (0, 0), None);
+    let make = |client: &mut MessageClient| client.request(Command::Flush, flags, (0, 0), None);
     let tickets: Vec<_> = (0..4).map(|_| make(&mut pair.client).unwrap()).collect();
     assert_eq!((pair.client.credits(), make(&mut pair.client)), (0, None));
     // Replies in another order.

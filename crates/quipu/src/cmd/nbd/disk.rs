@@ -29,8 +29,8 @@ pub(super) trait Disk: Send + Sync {
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     /// Writes.
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Reads a range in pieces: `take` gets where each begins in the range, and its bytes. So they go from the
-    /// disk to where they belong without a copy between, where the disk has them in memory.
+    /// Reads a range in pieces: `take` gets where each begins in the range, and its bytes. So they go
+    /// from the disk to where they belong without a copy between, where the disk has them in memory.
     fn read_pieces(&self, offset: u64, length: usize, take: &mut Take<'_>) -> io::Result<()> {
         let mut buffer = vec![0; length.min(PIECE)];
         for at in (0..length).step_by(PIECE) {

@@ -43,8 +43,8 @@ pub(super) type Outcome<T> = Result<Result<T, Errno>, Trouble>;
 
 /// The session.
 pub(super) enum Session {
-    Socket(socket::Session),
-    Rdma(rdma::Session),
+    Socket(Box<socket::Session>),
+    Rdma(Box<rdma::Session>),
 }
 
 impl Session {
@@ -52,8 +52,10 @@ impl Session {
     pub(super) fn open(uri: &Uri) -> Result<Self, Trouble> {
         let wanted = Handshake::new(&uri.export);
         Ok(match &uri.place {
-            Place::Rdma { host, port } => Self::Rdma(rdma::Session::open((host, *port), wanted)?),
-            _ => Self::Socket(socket::Session::open(uri, wanted)?),
+            Place::Rdma { host, port } => {
+                Self::Rdma(Box::new(rdma::Session::open((host, *port), wanted)?))
+            }
+            _ => Self::Socket(Box::new(socket::Session::open(uri, wanted)?)),
         })
     }
 
