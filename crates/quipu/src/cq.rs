@@ -196,7 +196,11 @@ impl CompletionQueue {
     }
 
     /// Takes an event if there is one.
-    pub(crate) fn take_event(&self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
+    pub fn take_event(&self) -> Result<(), Error> {
         let engine = &self.inner.device.opened.engine;
         match engine.wait_channel_within(self.inner.channel, Some(Duration::ZERO)) {
             Ok(_) | Err(EngineError::Interrupted | EngineError::WaitOn) => Ok(()),

@@ -200,6 +200,20 @@ impl VouchedRegion {
     pub fn key(&self) -> Key {
         self.region.key
     }
+
+    /// Changes its protection domain and its rights. Its key stays.
+    ///
+    /// # Errors
+    ///
+    /// The rights exclude each other, or allow writing to memory that is read-only; the domain is another
+    /// device's. Nothing has changed then.
+    pub fn change(&mut self, pd: &ProtectionDomain, access: Access) -> Result<(), Error> {
+        self.pd.device().owns(pd.device())?;
+        let engine = &self.pd.device().opened.engine;
+        engine.rereg_mr(self.region.id, Some(pd.inner.id), None, Some(access))?;
+        self.pd = pd.clone();
+        Ok(())
+    }
 }
 
 impl Drop for VouchedRegion {
