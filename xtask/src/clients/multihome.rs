@@ -1,5 +1,6 @@
 //! Hosts with several addresses: the address that a program dials or binds decides, not the one that the
-//! device has chosen. Each row has two hosts of its own. Each host has a link to nobody and a link to the other.
+//! device has chosen. Each row has two hosts of its own. Each host has a link to nobody and a link to the
+//! other.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -75,8 +76,8 @@ const CASES: [Case; 5] = [
     },
 ];
 
-/// A program: its name, what its server and its client say, and what the client prints. `@` stands for what is
-/// dialled, `*` for a wildcard of its family, `^` for the group, `~` for the client's own address.
+/// A program: its name, what its server and its client say, and what the client prints. `@` stands for what
+/// is dialled, `*` for a wildcard of its family, `^` for the group, `~` for the client's own address.
 struct Program {
     name: &'static str,
     program: &'static str,
