@@ -94,18 +94,22 @@ impl Engine {
         self.wait_news(cq, channel, None, None)
     }
 
-    /// [`wait_completion`](Self::wait_completion), which waits for `most` at most.
+    /// As [`wait_completion`](Self::wait_completion), but not for longer than `limit`: then it
+    /// returns without a completion.
     ///
     /// # Errors
     ///
-    /// As there; [`EngineError::WaitOn`] if nothing has come in that time.
+    /// As there.
     pub fn wait_completion_within(
         &self,
         cq: CqId,
         channel: ChannelId,
-        most: Duration,
+        limit: Duration,
     ) -> Result<(), EngineError> {
-        self.wait_news(cq, channel, None, Some(most))
+        match self.wait_news(cq, channel, None, Some(limit)) {
+            Err(EngineError::WaitOn) => Ok(()),
+            waited => waited,
+        }
     }
 
     fn wait_news(
