@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 mod cdylib;
 #[path = "../../types/testing/needs.rs"]
 mod needs;
+#[path = "../../types/testing/network.rs"]
+mod network;
 
 /// The folder of the library under the name that programs look for.
 fn library() -> &'static Path {
@@ -39,6 +41,7 @@ fn output(program: &Path, args: &[&str], address: &str, environment: &[(&str, &s
     let mut command = Command::new("timeout");
     command.arg("100").arg(program).args(args);
     command.env("LD_LIBRARY_PATH", library()).env("QUIPU_ADDRESS", address);
+    network::of_its_own(&mut command);
     command.envs(environment.iter().copied()).output().expect("the program starts")
 }
 
@@ -75,4 +78,24 @@ fn the_example_measures_latency_and_bandwidth() {
     assert!(output.status.success(), "{:?} {said}", output.status);
     assert_eq!(said.lines().count(), 11, "{said}");
     assert!(said.lines().last().unwrap().starts_with("  1048576"), "{said}");
+}
+
+#[test]
+fn rdma_reaches_what_it_may_and_nothing_else() {
+    succeed_everywhere("tests/c/rdma.c");
+}
+
+#[test]
+fn completion_queues_and_handlers_report_each_descriptor() {
+    succeed_everywhere("tests/c/queues.c");
+}
+
+#[test]
+fn connections_return_their_codes() {
+    succeed_everywhere("tests/c/connect.c");
+}
+
+#[test]
+fn peers_meet_whoever_comes_first() {
+    succeed_everywhere("tests/c/peers.c");
 }
