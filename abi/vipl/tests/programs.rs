@@ -99,3 +99,35 @@ fn connections_return_their_codes() {
 fn peers_meet_whoever_comes_first() {
     succeed_everywhere("tests/c/peers.c");
 }
+
+#[test]
+fn careless_calls_get_codes() {
+    succeed_everywhere("tests/c/codes.c");
+    succeed("tests/c/codes.c", &[], "127.0.0.1", &[("QUIPU_VIPL_STRICT", "1")]);
+}
+
+#[test]
+fn errors_break_what_the_reliability_level_says() {
+    succeed_everywhere("tests/c/errors.c");
+    succeed("tests/c/errors.c", &[], "127.0.0.1", &[("QUIPU_VIPL_RNR", "0")]);
+}
+
+#[test]
+fn names_are_those_of_the_resolver() {
+    succeed_everywhere("tests/c/names.c");
+}
+
+#[test]
+fn the_header_has_the_layout_that_programs_know() {
+    for flags in [&[][..], &["-DVIPL_NAMES_1_0"]] {
+        compile("tests/c/layout.c", flags);
+    }
+}
+
+#[test]
+fn programs_of_cxx_take_the_header() {
+    let Some(mut compile) = needs::compiler() else { return };
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/vipl.h");
+    compile.args(["-xc++", "-std=c++98", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]);
+    assert!(compile.arg(header).status().expect("cc").success());
+}
