@@ -85,10 +85,10 @@ impl Cm {
             Protocol::Iwarp => return self.connect_plain(now, key, param, src, dst),
             Protocol::Quipu => {}
         }
-        if param.private_data.len() > wire::REQ_DATA {
+        let offer = self.offer(key, param)?;
+        if param.private_data.len() > wire::req_data(offer.port_space) {
             return Err(CallError::Invalid("the length of the private data"));
         }
-        let offer = self.offer(key, param)?;
         let request = Setup::Request(offer, &param.private_data).to_bytes();
         let (stream, first) = Stream::initiator(key, src, dst, MPA, &request)
             .map_err(|_| CallError::Invalid("the length of the private data"))?;
@@ -586,7 +586,7 @@ impl Cm {
         child.options.ack_timeout = listener.options.ack_timeout;
         let child = self.add_child(by, child);
         self.give_stream(key, child);
-        let data = padded(data, wire::REQ_DATA);
+        let data = padded(data, wire::req_data(offer.port_space));
         self.tell_data(child, EventKind::ConnectRequest, 0, data, seen_by_peer(&offer));
     }
 

@@ -199,7 +199,7 @@ impl Id {
         match self.space {
             PortSpace::Udp | PortSpace::IpOib => true,
             PortSpace::Ib => self.qp_type == qp_type::UD,
-            PortSpace::Tcp => false,
+            PortSpace::Tcp | PortSpace::Sdp => false,
         }
     }
 

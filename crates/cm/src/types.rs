@@ -64,7 +64,7 @@ impl Protocol {
     }
 }
 
-/// `enum rdma_port_space`.
+/// `enum rdma_port_space`, and the port space of SDP, which is not for programs of `rdma_cm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortSpace {
     /// `RDMA_PS_IPOIB`: datagrams.
@@ -75,10 +75,12 @@ pub enum PortSpace {
     Udp,
     /// `RDMA_PS_IB`: either, as the type of the queue pair says.
     Ib,
+    /// `RDMA_PS_SDP`: connections of the Sockets Direct Protocol. A request has 92 bytes of private data.
+    Sdp,
 }
 
 impl PortSpace {
-    /// From `RDMA_PS_*`.
+    /// From `RDMA_PS_*`, as far as programs of `rdma_cm` may name them.
     pub const fn from_code(code: u32) -> Option<Self> {
         Some(match code {
             0x0002 => Self::IpOib,
@@ -96,6 +98,7 @@ impl PortSpace {
             Self::Tcp => 0x0106,
             Self::Udp => 0x0111,
             Self::Ib => 0x013f,
+            Self::Sdp => quipu_wire::sdp::PORT_SPACE,
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Messages of connection management (`specs/quipu-cm.md`): what the REQ, REP, REJ, RTU, DREQ, DREP,
 //! SIDR_REQ and SIDR_REP of InfiniBand (IBA volume 1, chapter 12) say that TCP and IP do not.
 
-use crate::WireError;
 use crate::field::{array, need, put, u16_at, u32_at};
+use crate::{WireError, sdp};
 
 /// The only version so far.
 pub const VERSION: u8 = 1;
 /// Most private data of a request, a reply and a refusal.
 pub const REQ_DATA: usize = 56;
+/// Most private data of a request in the port space of SDP, which has no head of `rdma_cm` in front.
+pub const SDP_REQ_DATA: usize = 92;
 /// See [`REQ_DATA`].
 pub const REP_DATA: usize = 196;
 /// See [`REQ_DATA`].
@@ -44,6 +46,11 @@ const FLAG_FLOW_CONTROL: u8 = 2;
 const FLAG_ECE: u8 = 4;
 const ECE_LEN: usize = 8;
 const MAX_24_BIT: u32 = 0x00ff_ffff;
+
+/// Most private data of a request in a port space.
+pub const fn req_data(port_space: u16) -> usize {
+    if port_space == sdp::PORT_SPACE { SDP_REQ_DATA } else { REQ_DATA }
+}
 
 /// Whether `bytes` begin as a message of connection management, of any version.
 pub fn is_cm(bytes: &[u8]) -> bool {
@@ -214,7 +221,9 @@ impl<'a> Setup<'a> {
         let (kind, code) = head(bytes)?;
         match kind {
             KIND_REQ => {
-                Offer::parse(bytes, REQ_DATA).map(|(offer, data)| Setup::Request(offer, data))
+                need(bytes, OFFER_LEN)?;
+                let most = req_data(u16_at(bytes, 8));
+                Offer::parse(bytes, most).map(|(offer, data)| Setup::Request(offer, data))
             }
             KIND_REP => {
                 Offer::parse(bytes, REP_DATA).map(|(offer, data)| Setup::Reply(offer, data))
@@ -227,7 +236,9 @@ impl<'a> Setup<'a> {
     /// The message as private data of MPA. Private data beyond their limit are cut.
     pub fn to_bytes(&self) -> Vec<u8> {
         let (kind, code, at, most, data) = match *self {
-            Setup::Request(_, data) => (KIND_REQ, 0, OFFER_LEN, REQ_DATA, data),
+            Setup::Request(offer, data) => {
+                (KIND_REQ, 0, OFFER_LEN, req_data(offer.port_space), data)
+            }
             Setup::Reply(_, data) => (KIND_REP, 0, OFFER_LEN, REP_DATA, data),
             Setup::Reject(reason, data) => (KIND_REJ, reason, HEAD_LEN, REJ_DATA, data),
         };

@@ -14,6 +14,7 @@
 //! | [`terminate`] | the Terminate message and its codes | RFC 5040 4.8, 5041 7, 5044 8, 6581 |
 //! | [`control`] | acknowledgement, receiver-not-ready, resume | `specs/quipu-wire.md` 4 |
 //! | [`cm`] | messages of connection management | `specs/quipu-cm.md` |
+//! | [`sdp`] | messages of the Sockets Direct Protocol | IBA volume 1, annex A4 |
 //! | [`hello`] | Quipu's private data in MPA start-up | `specs/quipu-wire.md` 2 |
 //! | [`datagram`] | the header of an unreliable datagram | `specs/quipu-datagram.md` |
 //! | [`ethernet`] | an Ethernet header, and the layers of a frame for flow rules | IEEE 802.3, RFC 7348 |
@@ -47,6 +48,7 @@ pub mod ipv6_extension;
 pub mod mpa;
 pub mod ndp;
 pub mod rdmap;
+pub mod sdp;
 pub mod tcp;
 pub mod terminate;
 pub mod udp;

@@ -36,6 +36,29 @@ fn private_data_have_the_limits_of_infiniband() {
 }
 
 #[test]
+fn a_request_of_sdp_has_room_for_its_hello() {
+    let mut pair = Pair::default();
+    pair.listen(PortSpace::Sdp, 5000, 0);
+    let active = pair.resolve(PortSpace::Sdp, 5000);
+    let too_long = pair.nodes[0].cm.connect(1, active, &param(&[1; 93]));
+    assert!(matches!(too_long, Err(CallError::Invalid(_))));
+    pair.nodes[0].cm.connect(1, active, &param(&[1; 92])).unwrap();
+    pair.run();
+    let request = pair.expect(1, EventKind::ConnectRequest);
+    assert_eq!(*request.private_data, [1; 92]);
+    pair.nodes[1].cm.accept(1, request.id, Some(&param(&[2; 196]))).unwrap();
+    pair.run();
+    assert_eq!(*pair.expect(0, EventKind::ConnectResponse).private_data, [2; 196]);
+
+    // A listener of another port space does not take it.
+    pair.listen(PortSpace::Tcp, 5001, 0);
+    let active = pair.resolve(PortSpace::Sdp, 5001);
+    pair.nodes[0].cm.connect(1, active, &param(&[1; 92])).unwrap();
+    pair.run();
+    assert_eq!(pair.expect(0, EventKind::Rejected).status, 8);
+}
+
+#[test]
 fn options_of_vendors_reach_the_other_program() {
     let mut pair = Pair::default();
     pair.listen(PortSpace::Tcp, 5000, 0);

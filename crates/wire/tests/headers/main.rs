@@ -4,5 +4,6 @@
 mod cm;
 mod internet;
 mod properties;
+mod sdp;
 mod spec;
 mod vectors;
