@@ -371,7 +371,7 @@ pub(crate) fn private_folders() -> impl Iterator<Item = PathBuf> {
 
 /// Whether nobody but this user can have put anything there. In a folder where everybody may write,
 /// somebody else may have been first.
-fn is_private(folder: &Path) -> bool {
+pub(crate) fn is_private(folder: &Path) -> bool {
     fs::symlink_metadata(folder)
         .is_ok_and(|data| data.is_dir() && data.uid() == own_user() && data.mode() & 0o077 == 0)
 }

@@ -25,11 +25,15 @@ pub struct LaneUse {
 }
 
 impl LaneUse {
-    fn add(&mut self, other: &Self) {
-        self.octets = self.octets.wrapping_add(other.octets);
-        self.packets = self.packets.wrapping_add(other.packets);
-        self.wait_ns = self.wait_ns.wrapping_add(other.wait_ns);
-        self.waits = self.waits.wrapping_add(other.waits);
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            octets: self.octets.wrapping_add(other.octets),
+            packets: self.packets.wrapping_add(other.packets),
+            wait_ns: self.wait_ns.wrapping_add(other.wait_ns),
+            waits: self.waits.wrapping_add(other.waits),
+        }
     }
 }
 
@@ -129,7 +133,7 @@ impl Port {
                 0 => {}
                 _ => self.clock.take(now_ns, unused.unsigned_abs()),
             }
-            self.used[lane].add(&demand.sent[lane]);
+            self.used[lane] = self.used[lane].plus(&demand.sent[lane]);
         }
     }
 
