@@ -13,7 +13,7 @@ mod shared;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use quipu_nic::qos::{Config as Rules, Note, show_rate};
+use quipu_nic::qos::{Config as Rules, Note, Service, show_rate};
 
 use crate::address::HostAddress;
 use crate::error::OpenError;
@@ -104,6 +104,10 @@ pub(crate) fn open(
             None
         }
     };
+    let program = std::env::current_exe().unwrap_or_default();
+    let program = program.file_name().unwrap_or_default().to_string_lossy();
+    let level = rules.service_level(&Service { id: None, program: &program });
     adapter.set_qos(rules, shared);
+    adapter.set_default_level(level.unwrap_or_default());
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::qp::{Path, Qp};
 use crate::raw;
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
-use crate::transmit::lanes;
+use crate::transmit::{lanes, marking};
 use crate::types::{
     AddressVector, AhId, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra, WcOpcode,
     WcStatus,
@@ -302,7 +302,7 @@ fn compose<P: Probe>(
     let wqe = qp.sq.wqe(position);
     hub.probe.stage(Stage::GetWr, 0);
     let av = qp.sq.destination(position).av;
-    let (traffic_class, hop_limit) = (av.traffic_class, av.hop_limit);
+    let (traffic_class, hop_limit) = (marking::traffic_class(&av, hub), av.hop_limit);
     let (header, to) = match qp.qp_type {
         QpType::RawPacket => raw::address(qp, hub, wqe.length)?,
         // C10-93.1.1: such a message is not sent, and that is no error.

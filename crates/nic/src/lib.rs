@@ -89,6 +89,6 @@ pub use raw::{
     CounterKind, FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_COUNTERS, MAX_FLOWS, MAX_TABLE_SIZE,
     MAX_TABLES, RX_HASH_KEY, RxHash, RxHashFields, station_address,
 };
-pub use transmit::{Gather, Piece, PortShare};
+pub use transmit::{Gather, Marking, Piece, PortShare};
 pub use types::*;
 pub use unordered::WriteOrder;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use libc::c_int;
 use quipu_cabi::Hold;
-use quipu_nic::{ConnId, Gather, Loss, QpNum, Time};
+use quipu_nic::{ConnId, Gather, Loss, Marking, QpNum, Time};
 
 use self::buffers::Pool;
 use self::hot::{Advice, Hot};
@@ -228,6 +228,16 @@ impl Net {
         };
         if let Err(error) = stream::limit_silence(&stream.fd, user_timeout_ns) {
             tracing::warn!(%error, "cannot set keepalive: a peer that vanishes is noticed late");
+        }
+    }
+
+    /// Marks what a stream sends, so that switches and queueing disciplines know its service level.
+    pub(crate) fn mark(&self, conn: ConnId, marking: Marking) {
+        let Some(stream) = self.by_conn.get(&conn).and_then(|&slot| self.streams.get(slot)) else {
+            return;
+        };
+        if let Err(error) = stream::mark(&stream.fd, stream.peer, marking) {
+            tracing::debug!(%error, "packets carry no service level");
         }
     }
 

@@ -1,12 +1,12 @@
 //! One TCP connection: its socket, and what is under way on it.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use libc::c_int;
-use quipu_nic::{ConnId, Gather, Loss, Time};
+use quipu_nic::{ConnId, Gather, Loss, Marking, Time};
 
 use super::buffers::{BEHIND_BYTES, BUFFER_BYTES, Pool, Received, TRANSMIT_BYTES};
 use super::gathered::{Appetite, Gathered};
@@ -370,6 +370,18 @@ pub(crate) fn limit_silence(fd: &OwnedFd, user_timeout_ns: Option<u64>) -> io::R
     sys::set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, alive)
 }
 
+/// Marks all that a socket sends: the traffic class in the IP header, and the kernel's own priority, by which its
+/// queueing disciplines go. Priorities above 6 are for privileged programs.
+pub(crate) fn mark(fd: &OwnedFd, peer: SocketAddr, marking: Marking) -> io::Result<()> {
+    let (level, option) = match peer.ip() {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    };
+    sys::set_option(fd, level, option, marking.traffic_class.into())?;
+    // Last: the traffic class of IPv4 sets it, too.
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_PRIORITY, marking.service_level.min(6).into())
+}
+
 /// 0: the system's default.
 fn set_user_timeout(fd: &OwnedFd, milliseconds: c_int) -> io::Result<()> {
     sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds)
@@ -423,6 +435,25 @@ mod tests {
         // SAFETY: the kernel reads a program of one instruction, both of which live for the call.
         let set = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, value, len) };
         assert_eq!(set, 0);
+    }
+
+    #[test]
+    fn a_marked_socket_has_a_traffic_class_and_a_priority() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = listener.local_addr().unwrap();
+        let socket = OwnedFd::from(TcpStream::connect(peer).unwrap());
+        let option = |level, name| {
+            let (mut value, mut len) = (0, size_of::<c_int>() as libc::socklen_t);
+            let place = (&raw mut value).cast();
+            // SAFETY: both places live for the call, and the length is that of the value.
+            unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, place, &raw mut len) };
+            value
+        };
+        mark(&socket, peer, Marking { traffic_class: 0xa0, service_level: 5 }).unwrap();
+        assert_eq!(option(libc::IPPROTO_IP, libc::IP_TOS), 0xa0);
+        assert_eq!(option(libc::SOL_SOCKET, libc::SO_PRIORITY), 5);
+        mark(&socket, peer, Marking { traffic_class: 0, service_level: 15 }).unwrap();
+        assert_eq!(option(libc::SOL_SOCKET, libc::SO_PRIORITY), 6, "7 needs a privilege");
     }
 
     /// Time-outs of queue pairs as in `ibv_rc_pingpong`, code 14, 7 retries.

@@ -171,6 +171,20 @@ impl Held<'_> {
         Ok(port)
     }
 
+    /// Whether no process sends by the port.
+    pub(super) fn is_deserted(&self) -> bool {
+        self.owners().is_empty()
+    }
+
+    /// Makes a new port of these rules.
+    ///
+    /// # Errors
+    /// They are too long for the file.
+    pub(super) fn begin(&self, rules: &Rules) -> io::Result<Port> {
+        self.file.set(MAGIC_AT, 0);
+        self.configure(rules, 0)
+    }
+
     fn owner(&self, member: usize) -> u32 {
         self.file.get(OWNERS_AT + member) as u32
     }
@@ -190,6 +204,17 @@ impl Held<'_> {
         let member = (0..MEMBERS).find(is_free)?;
         self.file.set(OWNERS_AT + member, process.into());
         Some(member)
+    }
+
+    /// Frees the places of dead processes, each after `forget`.
+    pub(super) fn remove_dead(&self, mut forget: impl FnMut(usize)) {
+        for member in 0..MEMBERS {
+            let owner = self.owner(member);
+            if owner != 0 && !is_alive(owner) {
+                forget(member);
+                self.leave(member);
+            }
+        }
     }
 
     /// The place is free again.

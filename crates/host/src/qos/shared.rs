@@ -12,6 +12,9 @@ use crate::clock::kernel_ns;
 /// After so long a lock that somebody holds is tried again.
 const RETRY_NS: u64 = 10_000;
 
+/// Between two looks whether other members live: what a dead one has asked for may be granted for so long.
+const LOOK_NS: u64 = 20_000_000;
+
 /// The port of an address, of which this process is a member.
 pub(super) struct SharedPort {
     file: PortFile,
@@ -19,6 +22,8 @@ pub(super) struct SharedPort {
     member: usize,
     process: u32,
     generation: u64,
+    /// When it is looked next whether other members live.
+    look_at: u64,
     /// A configuration that the adapter does not know of yet.
     changed: Option<Rules>,
     /// What the port was not told because somebody held the lock.
@@ -34,7 +39,10 @@ impl SharedPort {
         let file = PortFile::open(address)?;
         let held = lock_patiently(&file).ok_or(io::ErrorKind::ResourceBusy)?;
         let now_ns = kernel_ns();
-        let mut port = if held.rules().as_ref() == Some(rules) {
+        let mut port = if held.is_deserted() {
+            // What those before have left is no concern of this one.
+            held.begin(rules)?
+        } else if held.rules().as_ref() == Some(rules) {
             let mut port = Port::new(rules, MEMBERS);
             held.load(&mut port, now_ns);
             port
@@ -48,7 +56,16 @@ impl SharedPort {
         drop(held);
         let generation = file.generation();
         let process = std::process::id();
-        Ok(Self { file, port, member, process, generation, changed: None, kept: Demand::default() })
+        Ok(Self {
+            file,
+            port,
+            member,
+            process,
+            generation,
+            look_at: 0,
+            changed: None,
+            kept: Demand::default(),
+        })
     }
 
     fn keep(&mut self, demand: &Demand) {
@@ -73,6 +90,10 @@ impl PortShare for SharedPort {
             }
         }
         held.load(&mut self.port, now.0);
+        if now.0 >= self.look_at {
+            self.look_at = now.0 + LOOK_NS;
+            held.remove_dead(|member| self.port.join(member));
+        }
         let kept = std::mem::take(&mut self.kept);
         let told = Demand { octets: demand.octets, packet: demand.packet, ..kept };
         let granted = self.port.exchange(self.member, now.0, &told);

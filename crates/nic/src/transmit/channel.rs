@@ -54,7 +54,11 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             Step::Moved(bytes) => {
                 moved += bytes;
                 if moved >= CHUNK {
-                    look_again(qp, hub);
+                    if hub.qos.is_some() {
+                        lanes::wait_again(qp, hub);
+                    } else {
+                        look_again(qp, hub);
+                    }
                     break None;
                 }
             }

@@ -14,21 +14,19 @@ use quipu_qos::{Config, Demand, LANES, LaneUse, PACKET_OVERHEAD, Port, TokenCloc
 
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::doorbell;
-use crate::port::LinkLayer;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
-use crate::types::{QpId, QpType, Time};
+use crate::types::{QpId, Time};
 
 use super::Gather;
+use super::marking::service_level;
 
 /// A turn with fewer octets left is over: what is left counts for the next one.
 const LEAST_TURN: i64 = 256;
 /// Queue pairs of a lane that are asked how much they have: those that follow have their turn later anyway.
 const ASKED: usize = 16;
-/// How long a port with a rate may take for what a lane says that it has, in nanoseconds.
-const DEMAND_NS: u64 = 2_000_000;
-/// The same of a port without one, in octets.
-const DEMAND_OCTETS: u64 = 1 << 20;
+/// A lane says no more than this of what waits there, in octets.
+const DEMAND_OCTETS: u64 = 64 << 20;
 /// Between two looks at the port, in nanoseconds: each grants what has become due meanwhile.
 const TICK_NS: u64 = 16_000;
 /// How much of its own rate a queue pair may use at once, in nanoseconds.
@@ -82,6 +80,8 @@ pub(crate) struct Turn {
 #[derive(Debug, Default)]
 struct Lane {
     queue: VecDeque<QpId>,
+    /// Queue pairs that have a turn which they have not used up: their sockets take it when they are asked.
+    active: Vec<QpId>,
     /// Octets that were granted and not given to a queue pair; below 0: that were sent and not granted.
     balance: i64,
     /// What was sent since the port was told.
@@ -100,6 +100,7 @@ pub(crate) struct Lanes {
     /// Queue pairs that wait for their own rate, or that of their service level.
     resting: BTreeSet<(Time, QpId)>,
     sl_clocks: [Option<Box<TokenClock>>; 16],
+    default_level: u8,
     /// Before this the port has nothing.
     not_before: Time,
     alarm: Option<Time>,
@@ -115,9 +116,23 @@ impl Lanes {
             waiting: 0,
             resting: BTreeSet::new(),
             sl_clocks,
+            default_level: 0,
             not_before: Time(0),
             alarm: None,
         }
+    }
+
+    /// The service level of queue pairs that name none.
+    pub(super) fn default_level(&self) -> u8 {
+        self.default_level
+    }
+
+    pub(super) fn set_default_level(&mut self, sl: u8) {
+        self.default_level = sl & 15;
+    }
+
+    pub(super) fn dscp_of(&self, sl: u8) -> u8 {
+        self.config.dscp_of(sl)
     }
 
     fn lane(&mut self, lane: u8) -> &mut Lane {
@@ -126,7 +141,7 @@ impl Lanes {
 }
 
 fn sl_clocks(config: &Config) -> [Option<Box<TokenClock>>; 16] {
-    let clock = |rate: u64| Box::new(TokenClock::new(rate, TokenClock::LAG_NS));
+    let clock = |rate: u64| Box::new(TokenClock::new(rate));
     config.sl_rates.map(|rate| (rate > 0).then(|| clock(rate)))
 }
 
@@ -145,19 +160,6 @@ fn mtu_of(qp: &Qp) -> u32 {
 /// Octets that so much payload takes, in packets.
 fn octets(qp: &Qp, payload: u64) -> u64 {
     payload + payload.div_ceil(mtu_of(qp).into()).max(1) * u64::from(PACKET_OVERHEAD)
-}
-
-/// The service level of what a queue pair has next.
-fn service_level(qp: &Qp, layer: LinkLayer) -> u8 {
-    let av = match qp.qp_type {
-        QpType::Ud if qp.sq.has_waiting() => qp.sq.destination(qp.sq.next).av,
-        _ => qp.attr.av,
-    };
-    // As RoCE does where a program names a traffic class only.
-    match (av.sl & 15, layer) {
-        (0, LinkLayer::Ethernet) => av.traffic_class >> 5,
-        (sl, _) => sl,
-    }
 }
 
 /// Octets that a queue pair could transmit now, in packets.
@@ -239,6 +241,7 @@ pub(crate) fn charge<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
 
 #[cold]
 fn charge_turn<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
+    let sl = service_level(qp, hub);
     let Some(qos) = &mut hub.qos else { return };
     let octets = octets(qp, payload.into());
     let lane = qos.lane(qp.turn.lane);
@@ -248,9 +251,9 @@ fn charge_turn<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
     if qp.turn.left < LEAST_TURN {
         lane.balance += std::mem::take(&mut qp.turn.left);
     }
-    let sl = service_level(qp, hub.config.link_layer);
     let clocks = [qp.turn.clock.as_mut(), qos.sl_clocks[usize::from(sl)].as_mut()];
     for clock in clocks.into_iter().flatten() {
+        clock.limit_lag(hub.now.0, TokenClock::IDLE_NS);
         clock.take(hub.now.0, octets);
     }
 }
@@ -264,6 +267,13 @@ pub(crate) fn end_turn<P>(qp: &mut Qp, hub: &mut Hub<P>) {
         qos.lane(qp.turn.lane).balance += left;
         qos.not_before = Time(0);
     }
+}
+
+/// Ends the turn of a queue pair that has more to transmit, which it does in its next one.
+#[cold]
+pub(crate) fn wait_again<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    end_turn(qp, hub);
+    park(qp, hub);
 }
 
 /// As [`end_turn`], for a stream that goes on when its socket has room: only if it has nothing to transmit.
@@ -280,7 +290,7 @@ pub(crate) fn park<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     if qp.turn.parked || demand(qp) == 0 {
         return;
     }
-    let sl = service_level(qp, hub.config.link_layer);
+    let sl = service_level(qp, hub);
     let now = hub.now;
     let Some(qos) = &mut hub.qos else { return };
     // What has no lane is never sent: as in a lane that no table serves.
@@ -310,7 +320,7 @@ pub(crate) fn park<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 /// Gives a queue pair a rate of its own, in kbit/s; 0: none.
 pub(crate) fn limit_rate(qp: &mut Qp, kilobits: u32) {
     let rate = u64::from(kilobits) * 1000;
-    let clock = || Box::new(TokenClock::new(rate, TokenClock::LAG_NS));
+    let clock = || Box::new(TokenClock::new(rate));
     qp.turn.clock = (rate > 0).then(clock);
 }
 
@@ -443,26 +453,24 @@ impl<P: Probe> Adapter<P> {
     fn exchange(&mut self, now: Time) -> bool {
         let Self { qps, hub } = self;
         let Some(qos) = &mut hub.qos else { return false };
-        let most = match qos.config.rate {
-            0 => DEMAND_OCTETS,
-            rate => (rate / 8 * DEMAND_NS / 1_000_000_000).max(4 * 4122),
-        };
         let mut told = Demand::default();
         for (index, lane) in qos.lanes.iter_mut().enumerate() {
             told.unused[index] = std::mem::take(&mut lane.balance);
             told.sent[index] = std::mem::take(&mut lane.sent);
             lane.total = lane.total.plus(&told.sent[index]);
             let mut octets = 0;
-            for &id in lane.queue.iter().take(ASKED) {
+            lane.active.retain(|&id| qps.get(id).is_some_and(|qp| qp.turn.left > 0));
+            let all = lane.queue.iter().chain(&lane.active);
+            for &id in all.take(ASKED) {
                 if let Some(qp) = qps.get(id) {
-                    octets += demand(qp);
+                    octets += demand(qp).saturating_sub(qp.turn.left.unsigned_abs());
                     told.packet[index] = told.packet[index].max(packet_of(qp));
                 }
-                if octets >= most {
+                if octets >= DEMAND_OCTETS {
                     break;
                 }
             }
-            told.octets[index] = octets.min(most) as u32;
+            told.octets[index] = octets.min(DEMAND_OCTETS) as u32;
         }
         let (granted, next) = qos.port.exchange(now, &told);
         qos.not_before = next;
@@ -483,7 +491,9 @@ impl<P: Probe> Adapter<P> {
                 && waiting > 0
                 && let Some(id) = qos.lanes[index].queue.pop_front()
             {
-                self.give_turn(index, id, waiting as i64);
+                if !self.give_turn(index, id, waiting as i64) {
+                    break;
+                }
                 // Those that wait again do so behind the others: a whole round may be due.
                 let Some(qos) = &mut self.hub.qos else { return false };
                 waiting = qos.lanes[index].queue.len();
@@ -499,13 +509,20 @@ impl<P: Probe> Adapter<P> {
     }
 
     /// Gives a turn to a queue pair that was taken from the queue of a lane, in which `sharers` waited.
-    fn give_turn(&mut self, lane: usize, id: QpId, sharers: i64) {
-        let Some((qp, hub)) = self.qp_and_hub(id) else { return };
-        let Some(qos) = &mut hub.qos else { return };
+    /// Whether the lane has more to give.
+    fn give_turn(&mut self, lane: usize, id: QpId, sharers: i64) -> bool {
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return true };
+        let Some(qos) = &mut hub.qos else { return false };
         qp.turn.parked = false;
         let wanted = demand(qp).min(i64::MAX as u64) as i64;
         if wanted > 0 {
             let lane = &mut qos.lanes[lane];
+            // A part of a packet is not sent: it counts for the next one.
+            if lane.balance < wanted.min(packet_of(qp).into()) {
+                qp.turn.parked = true;
+                lane.queue.push_front(id);
+                return false;
+            }
             let fair = (lane.balance / sharers).max(packet_of(qp).into());
             let mut turn = wanted.min(fair).min(lane.balance);
             if let Some(clock) = &qp.turn.clock {
@@ -517,6 +534,12 @@ impl<P: Probe> Adapter<P> {
             lane.sent.wait_ns += hub.now.since(qp.turn.since);
         }
         doorbell::kick(qp, hub);
+        if qp.turn.left > 0
+            && let Some(qos) = &mut hub.qos
+        {
+            qos.lanes[lane].active.push(id);
+        }
+        true
     }
 
     /// Sets the alarm for the next look at the port, if anything waits for it.

@@ -9,6 +9,7 @@ pub(crate) mod frames;
 mod gather;
 pub(crate) mod lanes;
 mod last_words;
+pub(crate) mod marking;
 pub(crate) mod offer;
 mod references;
 pub(crate) mod stream;
@@ -16,6 +17,7 @@ pub(crate) mod stream;
 pub use gather::{Gather, Piece};
 pub use lanes::PortShare;
 pub(crate) use last_words::LastWords;
+pub use marking::Marking;
 
 use crate::adapter::Adapter;
 use crate::connect::Phase;
