@@ -11,7 +11,7 @@ use std::sync::atomic::{
 
 use libc::c_int;
 use quipu_sockets::direction::wish;
-use quipu_sockets::patience::Patience;
+use quipu_sockets::patience::{Overflow, Patience};
 use quipu_sockets::report::Reason;
 
 use crate::map::Map;
@@ -82,6 +82,9 @@ pub(crate) struct Conn {
     /// It is in the list of those that the set asks for their consent.
     pub(crate) is_candidate: AtomicBool,
     pub(crate) patience: Mutex<Patience>,
+    overflow: Mutex<Overflow>,
+    /// The ring is not to be opened before this time; 0 if it may.
+    closed_until: AtomicU64,
     /// When a thread began to wait for something to receive; 0 if none does.
     waits_since: AtomicU64,
     pub(crate) counters: Counters,
@@ -141,6 +144,8 @@ impl Conn {
             is_touched: AtomicBool::new(false),
             is_candidate: AtomicBool::new(false),
             patience: Mutex::new(Patience::default()),
+            overflow: Mutex::new(Overflow::default()),
+            closed_until: AtomicU64::new(0),
             waits_since: AtomicU64::new(0),
             counters: Counters::default(),
             life: AtomicU32::new(0),
@@ -175,6 +180,10 @@ impl Conn {
         if let Ok(mut patience) = conn.patience.lock() {
             *patience = Patience::default();
         }
+        if let Ok(mut overflow) = conn.overflow.lock() {
+            *overflow = Overflow::default();
+        }
+        conn.closed_until.store(0, Ordering::Relaxed);
         conn.reason.store(Reason::Young as u8, Ordering::Relaxed);
         conn.mode.store(Mode::Young as u8, Ordering::Relaxed);
         conn.users.fetch_and(!CLOSED, Ordering::SeqCst);
@@ -324,6 +333,34 @@ impl Conn {
         let _ = map.receiver().revoke();
         crate::send::settle(self, map);
         self.give_nodelay_back();
+    }
+
+    /// Whether a send, the only one under way, may open the ring.
+    #[inline]
+    pub(crate) fn may_open(&self) -> bool {
+        self.sending.load(Ordering::SeqCst) == 1
+            && !self.leaving.load(Ordering::Relaxed)
+            && self.is_sole_owner()
+            && (self.closed_until.load(Ordering::Relaxed) == 0 || self.has_paused())
+    }
+
+    #[cold]
+    fn has_paused(&self) -> bool {
+        let is_over = sys::now_ns() >= self.closed_until.load(Ordering::Relaxed);
+        if is_over {
+            self.closed_until.store(0, Ordering::Relaxed);
+        }
+        is_over
+    }
+
+    /// The ring was full, and is taken back: it stays closed for a while.
+    #[cold]
+    pub(crate) fn pause(&self) {
+        if let Ok(mut overflow) = self.overflow.try_lock() {
+            let until =
+                overflow.happened(sys::now_ns(), self.counters.sent.load(Ordering::Relaxed));
+            self.closed_until.store(until, Ordering::Relaxed);
+        }
     }
 
     /// This thread is about to sleep until there is something to receive.

@@ -135,7 +135,7 @@ pub(crate) fn plan_file(fd: c_int, file: c_int, offset: Option<i64>, len: usize)
             if conn.nonblocking.load(Ordering::Relaxed) {
                 break;
             }
-            sys::wait_for_room(fd, std::time::Duration::from_millis(10));
+            sys::wait_for(fd, libc::POLLOUT, std::time::Duration::from_millis(10));
         }
     }
     FilePlan::Kernel(conn)

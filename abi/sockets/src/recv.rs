@@ -1,6 +1,7 @@
 //! Receiving: from the ring where something is there, from TCP otherwise.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use libc::c_int;
 use quipu_sockets::direction::wish;
@@ -23,6 +24,9 @@ const KNOWN: c_int = libc::MSG_DONTWAIT
     | libc::MSG_CMSG_CLOEXEC;
 /// How often a receiver looks again before it sleeps although the ring is not empty.
 const ATTEMPTS: usize = 64;
+/// For how long a call that must not block waits for octets that are on their way over TCP. They are in
+/// the kernel within microseconds, unless the sender loses its processor just then.
+const ARRIVAL: Duration = Duration::from_millis(100);
 
 /// Receives what is there, or prepares to sleep in the kernel.
 #[inline]
@@ -70,7 +74,11 @@ pub(crate) fn finish(
             map.receiver().tcp_has_ended();
             result = from_ring(conn, map, into, flags).unwrap_or(0) as isize;
         } else if received < 0 && errno != libc::EINTR {
-            result = from_ring(conn, map, into, flags).map_or(-1, |len| len as isize);
+            let is_empty = errno == libc::EAGAIN;
+            let more = from_ring(conn, map, into, flags);
+            let more =
+                more.or_else(|| is_empty.then(|| arriving(conn, map, into, flags)).flatten());
+            result = more.map_or(-1, |len| len as isize);
         }
         sys::set_errno(errno);
     }
@@ -81,6 +89,30 @@ pub(crate) fn finish(
         (before, -1) => before as isize,
         (before, result) => before as isize + result,
     }
+}
+
+/// Octets that the program may have been told of, and that the sender moves from the ring to TCP: they
+/// are for a moment in neither. None if the call is one that has waited, or if nothing is on its way.
+#[cold]
+fn arriving(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Option<usize> {
+    if is_blocking(conn, flags) {
+        return None;
+    }
+    let deadline = sys::now_ns() + ARRIVAL.as_nanos() as u64;
+    while map.receiver().expects_tcp() && sys::now_ns() < deadline {
+        // A withdrawal may also end without any octet.
+        if sys::wait_for(conn.fd(), libc::POLLIN, Duration::from_millis(1)) == Some(true) {
+            return match from_tcp(conn, map, into, flags)? {
+                Plan::Done(received, _) => Some(received as usize),
+                _ => None,
+            };
+        }
+    }
+    from_ring(conn, map, into, flags)
+}
+
+fn is_blocking(conn: &Conn, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking.load(Ordering::Relaxed)
 }
 
 /// This thread has just received something: the answer to what it sends now may come while it is still
@@ -152,7 +184,7 @@ fn raised(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -
     if !is_in_step(conn, map, 1) {
         return Plan::Kernel(conn, 0);
     }
-    let blocking = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking.load(Ordering::Relaxed);
+    let blocking = is_blocking(conn, flags);
     let wants_all = blocking && flags & (libc::MSG_WAITALL | libc::MSG_PEEK) == libc::MSG_WAITALL;
     let mut done = 0;
     for attempt in 0.. {

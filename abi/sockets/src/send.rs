@@ -127,6 +127,7 @@ fn raised(conn: &'static Conn, map: &Map, data: &mut Cursor<'_>, flags: c_int) -
         if wait_for_reader(map, if blocking { PATIENT_NS } else { BRIEF_NS }) {
             continue;
         }
+        conn.pause();
         let emptied = match SendLock::take(map) {
             Some(_lock) => take_back(conn, map),
             None => return without_lock(conn, map, done),
@@ -136,7 +137,8 @@ fn raised(conn: &'static Conn, map: &Map, data: &mut Cursor<'_>, flags: c_int) -
             (false, false) if done > 0 => return Plan::Done(done as isize, 0),
             (false, false) => return Plan::Done(-1, libc::EAGAIN),
             (false, true) => {
-                if !sys::wait_for_room(conn.fd(), LOOK_AGAIN) && sys::errno() == libc::EINTR {
+                let waited = sys::wait_for(conn.fd(), libc::POLLOUT, LOOK_AGAIN);
+                if waited.is_none() && sys::errno() == libc::EINTR {
                     if done > 0 {
                         return Plan::Done(done as isize, 0);
                     }
@@ -164,9 +166,7 @@ fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut 
     let sender = map.sender();
     loop {
         let sent = map.own().sent.load(Ordering::Relaxed);
-        let alone = conn.sending.load(Ordering::SeqCst) == 1;
-        let open = alone && !conn.leaving.load(Ordering::Relaxed) && conn.is_sole_owner();
-        match sender.room(sent, open) {
+        match sender.room(sent, conn.may_open()) {
             Room::Tcp => return Filled::UseTcp,
             Room::Fault => {
                 crate::conn::break_off(conn, map);
@@ -219,9 +219,7 @@ pub(crate) fn from_file(
     let _lock = SendLock::take(map)?;
     let sender = map.sender();
     let sent = map.own().sent.load(Ordering::Relaxed);
-    let alone = conn.sending.load(Ordering::SeqCst) == 1;
-    let open = alone && !conn.leaving.load(Ordering::Relaxed) && conn.is_sole_owner();
-    let Room::Ring { head, pieces } = sender.room(sent, open) else { return None };
+    let Room::Ring { head, pieces } = sender.room(sent, conn.may_open()) else { return None };
     if pieces.len < len || is_gone(conn, map) {
         return None;
     }

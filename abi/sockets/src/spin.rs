@@ -7,7 +7,7 @@ use crate::sys;
 /// Time between two questions to the kernel.
 const ASK_NS: u64 = 3_000;
 /// A pause between two looks that is longer means that another thread had the processor.
-const GAP_NS: u64 = 400_000;
+const GAP_NS: u64 = 40_000;
 
 /// One look that may take a while.
 pub(crate) struct Spin<'a> {
@@ -38,7 +38,12 @@ impl<'a> Spin<'a> {
     /// Whether to look again, and to ask the kernel before that. None once the time is over; the
     /// look has ended then.
     pub(crate) fn goes_on(&mut self) -> Option<bool> {
-        let now = sys::now_ns();
+        let mut now = sys::now_ns();
+        if now - self.asked > ASK_NS {
+            // Another thread that wants this processor has it now: the pause shows that.
+            sys::quietly(|| sys::call!(SYS_sched_yield));
+            now = sys::now_ns();
+        }
         let gap = now - self.last;
         self.last = now;
         if gap > GAP_NS {

@@ -234,14 +234,16 @@ pub(crate) fn is_readable(fd: c_int) -> bool {
     quietly(|| call!(SYS_ppoll, &raw mut entry, 1, &raw const zero, 0, 8) != 0)
 }
 
-/// Waits until a socket has room for octets to send, or fails. False if a signal came.
-pub(crate) fn wait_for_room(fd: c_int, time: Duration) -> bool {
-    let mut entry = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+/// Waits until poll(2) reports one of `events`, or an error, for a descriptor. Whether it does within the
+/// time; none if a signal came.
+pub(crate) fn wait_for(fd: c_int, events: libc::c_short, time: Duration) -> Option<bool> {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
     let time = libc::timespec {
         tv_sec: time.as_secs() as libc::time_t,
         tv_nsec: time.subsec_nanos() as c_long,
     };
-    call!(SYS_ppoll, &raw mut entry, 1, &raw const time, 0, 8) >= 0
+    let count = call!(SYS_ppoll, &raw mut entry, 1, &raw const time, 0, 8);
+    (count >= 0).then_some(count > 0)
 }
 
 /// Sends octets without waiting. None if none are taken.

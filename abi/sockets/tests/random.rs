@@ -19,10 +19,14 @@ fn library() -> &'static Path {
     LIBRARY.get_or_init(|| cdylib::built(&["-p", "quipu-sockets-preload"], "quipu_sockets_preload"))
 }
 
-/// Compiles the program. None without a compiler for this machine.
-fn program() -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/random.c");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sockets-random");
+/// Seeds of two processes that send each other a stream.
+const DUPLEX_SEEDS: u32 = 10;
+const DUPLEX_OCTETS: &str = "1000000";
+
+/// Compiles a program. None without a compiler for this machine.
+fn program(name: &str) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sockets-{name}"));
     let mut command = needs::compiler()?;
     command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
     assert!(command.status().unwrap().success(), "the program does not compile");
@@ -40,7 +44,7 @@ fn run(program: &Path, seed: u32, preloaded: bool) -> Output {
 
 #[test]
 fn a_random_program_sees_the_same_with_and_without_the_library() {
-    let Some(program) = program() else { return };
+    let Some(program) = program("random") else { return };
     let mut by_memory = 0_u64;
     for seed in 1..=SEEDS {
         let (plain, quipu) = (run(&program, seed, false), run(&program, seed, true));
@@ -55,4 +59,24 @@ fn a_random_program_sees_the_same_with_and_without_the_library() {
         by_memory += octets.filter_map(|count| count.parse::<u64>().ok()).sum::<u64>();
     }
     assert!(by_memory > 10_000, "{by_memory} octets went through memory");
+}
+
+#[test]
+fn what_poll_select_and_epoll_report_is_true_while_octets_move_between_ring_and_tcp() {
+    let Some(program) = program("duplex") else { return };
+    let mut by_memory = 0_u64;
+    for seed in 1..=DUPLEX_SEEDS {
+        let mut command = Command::new(&program);
+        let output = command
+            .args([&seed.to_string(), DUPLEX_OCTETS])
+            .env("LD_PRELOAD", library())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.ends_with("done\n"), "seed {seed}: {text}{errors}");
+        let octets = text.lines().filter_map(|line| line.strip_prefix("by memory "));
+        by_memory += octets.filter_map(|count| count.parse::<u64>().ok()).sum::<u64>();
+    }
+    assert!(by_memory > 1000, "{by_memory} octets went through memory");
 }

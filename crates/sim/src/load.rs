@@ -12,6 +12,7 @@ use crate::model::{
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::rng::{Rng, mix};
+use crate::run::MOST_EVENTS;
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// Kinds of arenas that pieces are handed out from.
@@ -318,8 +319,10 @@ impl Load {
             return;
         }
         world.wake(host);
-        // However slow the program, its peer does not try in vain for ever.
-        let posts = self.rng.percent(self.ends[e].recv_percent) || self.ends[e].idle > PATIENCE;
+        // However slow the program, it posts receives before its peer's attempts fill the run.
+        let posts = self.rng.percent(self.ends[e].recv_percent)
+            || self.ends[e].idle > PATIENCE
+            || world.kernel.scheduled() > MOST_EVENTS / 5;
         if posts {
             self.post_receives(world, e);
         }

@@ -398,14 +398,24 @@ impl<'a, M: Shared> Receiver<'a, M> {
     }
 
     /// Whether octets are in the ring that the program has not read. True also where octets in TCP
-    /// come before them.
+    /// come before them; false during a withdrawal, whose octets the kernel reports.
     #[inline]
     pub fn has_unread(&self) -> bool {
         let word = self.memory.load(Word::Written);
         if state_of(word) != State::Open {
             return false;
         }
-        position_of(word) > self.position().max(self.memory.load(Word::From))
+        let read = self.memory.load(Word::Read);
+        let first = (read / READ_ONE).max(self.memory.load(Word::From));
+        read & WITHDRAWING == 0 && position_of(word) > first
+    }
+
+    /// Whether the next octets are on their way over TCP: the sender has sent them before it opened the
+    /// ring, or takes them back from it. The kernel of the receiver may not have them yet.
+    #[inline]
+    pub fn expects_tcp(&self) -> bool {
+        let read = self.memory.load(Word::Read);
+        read & WITHDRAWING != 0 || read / READ_ONE < self.memory.load(Word::From)
     }
 
     /// Number of octets in the ring that the program has not read.

@@ -1,5 +1,7 @@
 //! For how long a receiver looks at rings before it sleeps in the kernel.
 //!
+//! And for how long a sender avoids a ring that was full.
+//!
 //! Looking pays while waits are short, and while another processor is free to end them. So a receiver
 //! learns how long its waits are, whether it slept or not: it looks for about twice that time. It stops
 //! for a while when another thread had its processor meanwhile.
@@ -66,9 +68,45 @@ impl Patience {
     }
 }
 
+/// Octets through the ring after which an overflow has been worth it.
+const WORTH_OCTETS: u64 = 2 << 20;
+/// Shortest and longest time without a ring after it was full.
+const MIN_PAUSE_NS: u64 = 5_000_000;
+const MAX_PAUSE_NS: u64 = 80_000_000;
+
+/// What a sender has learned from rings that were full while the receiver did not read: their octets had
+/// to be copied once more, to TCP. All times are in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Overflow {
+    pause_ns: u64,
+    carried: u64,
+}
+
+impl Overflow {
+    /// The ring was full, and is taken back. `carried` octets have ever gone through it. Until when the
+    /// ring is not to be opened again.
+    pub fn happened(&mut self, now: u64, carried: u64) -> u64 {
+        let is_worth = carried.saturating_sub(self.carried) >= WORTH_OCTETS;
+        let next = if is_worth { 0 } else { self.pause_ns * 2 };
+        self.pause_ns = next.clamp(MIN_PAUSE_NS, MAX_PAUSE_NS);
+        self.carried = carried;
+        now + self.pause_ns
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ring_that_overflows_again_and_again_is_avoided_for_longer() {
+        let mut overflow = Overflow::default();
+        let pauses: Vec<u64> =
+            (1..8).map(|round| overflow.happened(1000, round * 262_144) - 1000).collect();
+        assert!(pauses.is_sorted() && pauses[0] == MIN_PAUSE_NS, "{pauses:?}");
+        assert_eq!(pauses[6], MAX_PAUSE_NS);
+        assert_eq!(overflow.happened(0, 1 << 30), MIN_PAUSE_NS, "it has carried much");
+    }
 
     #[test]
     fn short_waits_are_looked_for_and_long_ones_are_not() {

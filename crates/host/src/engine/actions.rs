@@ -99,7 +99,7 @@ impl Core {
                 }
             }
             Action::LimitSilence { conn, user_timeout_ns } => {
-                self.net.limit_silence(conn, user_timeout_ns);
+                self.net.limit_silence(now, conn, user_timeout_ns);
                 if let Some(marking) = self.adapter.marking(conn) {
                     self.net.mark(conn, marking);
                 }

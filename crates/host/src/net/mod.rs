@@ -10,8 +10,10 @@ mod exit;
 mod gathered;
 mod hot;
 pub(crate) mod listener;
+mod marking;
 pub(crate) mod numbers;
 mod placed;
+mod silence;
 mod stream;
 pub(crate) mod table;
 pub(crate) mod token;
@@ -25,7 +27,7 @@ use std::sync::Arc;
 
 use libc::c_int;
 use quipu_cabi::Hold;
-use quipu_nic::{ConnId, Gather, Loss, Marking, QpNum, Time};
+use quipu_nic::{ConnId, Gather, Loss, QpNum, Time};
 
 use self::buffers::Pool;
 use self::hot::{Advice, Hot};
@@ -72,6 +74,7 @@ pub(crate) struct Net {
     ending: usize,
     /// Those, and when to look at their deadlines, in that order.
     closing: VecDeque<(Time, Slot)>,
+    silence: silence::Watch,
     /// System calls that sent, and that received.
     calls: (u64, u64),
 }
@@ -105,6 +108,7 @@ impl Net {
             held: Vec::new(),
             ending: 0,
             closing: VecDeque::new(),
+            silence: silence::Watch::default(),
             calls: (0, 0),
         }
     }
@@ -218,26 +222,6 @@ impl Net {
                 tracing::debug!(%peer, %error, "cannot connect");
                 adapter.handle_lost(now, conn, stream::loss(&error));
             }
-        }
-    }
-
-    /// Sets when a silent peer counts as gone.
-    pub(crate) fn limit_silence(&self, conn: ConnId, user_timeout_ns: Option<u64>) {
-        let Some(stream) = self.by_conn.get(&conn).and_then(|&slot| self.streams.get(slot)) else {
-            return;
-        };
-        if let Err(error) = stream::limit_silence(&stream.fd, user_timeout_ns) {
-            tracing::warn!(%error, "cannot set keepalive: a peer that vanishes is noticed late");
-        }
-    }
-
-    /// Marks what a stream sends, so that switches and queueing disciplines know its service level.
-    pub(crate) fn mark(&self, conn: ConnId, marking: Marking) {
-        let Some(stream) = self.by_conn.get(&conn).and_then(|&slot| self.streams.get(slot)) else {
-            return;
-        };
-        if let Err(error) = stream::mark(&stream.fd, stream.peer, marking) {
-            tracing::debug!(%error, "packets carry no service level");
         }
     }
 

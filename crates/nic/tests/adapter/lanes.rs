@@ -1,5 +1,5 @@
-//! Quality of service in simulated time: queue pairs of several lanes that are always backlogged share a port with a
-//! rate as its tables say, whatever carries their messages.
+//! Quality of service in simulated time: queue pairs of several lanes that are always backlogged share a port
+//! with a rate as its tables say, whatever carries their messages.
 
 use crate::pair::{Buffer, Pair, Way};
 use quipu_nic::qos::{Config as Qos, Entry, LaneUse};

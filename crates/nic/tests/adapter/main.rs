@@ -33,6 +33,7 @@ mod qpip;
 mod raw;
 mod revocation;
 mod simulated;
+mod stopped;
 mod timing;
 mod turns;
 mod unordered;
