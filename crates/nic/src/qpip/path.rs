@@ -104,6 +104,7 @@ impl TcpPath {
         self.connection = Some(connection);
         self.listener = None;
         self.mode = mode;
+        self.unhanded = 0;
         self.receives.keeps = mode == Mode::Stream;
         // An attempt before may have been closed, and refused.
         (self.closing, self.takes_more) = (Closing::Not, false);
