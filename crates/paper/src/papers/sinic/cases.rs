@@ -165,7 +165,16 @@ pub(super) fn tornado(sinic: &mut Sinic, environment: &mut Environment<'_>) -> R
     let mut measured = Measured::default();
     let categories: Vec<String> =
         HIDDEN.iter().map(|(key, low, high)| format!("{key} {low}..{high}")).collect();
+    let mut widest = Vec::new();
     for ((name, _), reports) in subjects.iter().zip(reports.chunks(2 * HIDDEN.len())) {
+        let spans = HIDDEN.iter().zip(reports.chunks(2)).map(|((key, low, high), ends)| {
+            (format!("{key} from {low} to {high}"), ends[0].gbps, ends[1].gbps)
+        });
+        if let Some((what, low, high)) =
+            spans.max_by(|a, b| (a.1 - a.2).abs().total_cmp(&(b.1 - b.2).abs()))
+        {
+            widest.push(format!("{name}: {what}, {low:.1} to {high:.1} Gbit/s"));
+        }
         let end = |index: usize| reports.iter().skip(index).step_by(2).map(|it| it.gbps).collect();
         let title = format!("{name}: low and high value of each parameter");
         let chart = Chart::bars(&title, "Gbit/s", Shape::Grouped(categories.clone()))
@@ -173,5 +182,6 @@ pub(super) fn tornado(sinic: &mut Sinic, environment: &mut Environment<'_>) -> R
             .with("high", Kind::Ours, values(end(1)));
         measured.charts.push(chart);
     }
+    measured.notes.push(format!("what moves each most: {}", widest.join("; ")));
     Ok(measured)
 }
