@@ -100,10 +100,10 @@ pub(super) fn niagara(sinic: &mut Sinic, environment: &mut Environment<'_>) -> R
         rates(1),
     ));
     measured.notes.push(
-        "Slow cores spend their time on instructions and on misses of the copy, and the integrated NIC of \
-         Niagara 2 does not fill the cache: what the paper gains comes from cache placement, which is missing \
-         there. What is left are register accesses: a sender makes one or more for each packet, a receiver \
-         under load one for some twenty."
+        "Slow cores spend their time on instructions and on misses of the copy, and the NIC of \
+         Niagara 2 does not fill the cache: what the paper gains comes from cache placement, which \
+         is missing there. What is left are register accesses: a sender makes one or more for each \
+         packet, a receiver under load one for some twenty."
             .into(),
     );
     Ok(measured)
