@@ -55,6 +55,7 @@ mod own;
 pub mod packet;
 mod pages;
 mod port;
+pub mod qos;
 mod qpip;
 mod share;
 mod sys;
@@ -87,6 +88,7 @@ pub use exec::{
 };
 pub use interrupts::Interrupts;
 pub use lock::{Guard, Lock};
+pub use qos::QosConfig;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{Guests, ShareError, Sharer};
 pub use sys::with_more_descriptors;
