@@ -1,10 +1,10 @@
-//! Programs of Active Messages: everybody sends requests to everybody, over reliable connections with a shared
-//! receive queue. The engine (`quipu-am`) is the one that `quipu::am` uses.
+//! Programs of Active Messages: everybody sends requests to everybody, over reliable connections with a
+//! shared receive queue. The engine (`quipu-am`) is the one that `quipu::am` uses.
 //!
-//! What is checked: each request ends once, with its reply or by coming back; its handler runs at most once,
-//! and once if the reply comes; nothing comes back where nothing disturbs, but what was sent to a handler that
-//! is not there; handlers of a bundle or an endpoint do not overlap; payloads are right; the receive slots are
-//! bounded; requests and replies come to an end whatever has happened, also with one credit.
+//! What is checked: each request ends once, with its reply or by coming back. Its handler runs at most once,
+//! and once if the reply comes. Without disturbances only requests to a missing handler come back. Handlers
+//! of a bundle or an endpoint do not overlap. Payloads are right. The receive slots are bounded. Requests
+//! and replies end whatever has happened, also with one credit.
 
 mod fabric;
 mod network;

@@ -1,5 +1,5 @@
-//! Carries out what engines post: on the queue pairs of their hosts, and by a connection manager whose messages
-//! take time and always arrive.
+//! Carries out what engines post: on the queue pairs of their hosts, and by a connection manager whose
+//! messages take time and always arrive.
 
 use quipu_am::{ConnId, Event, Hello, Name, Refusal, Welcome};
 use quipu_nic::mem::Access;
