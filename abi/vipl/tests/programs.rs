@@ -131,3 +131,19 @@ fn programs_of_cxx_take_the_header() {
     compile.args(["-xc++", "-std=c++98", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]);
     assert!(compile.arg(header).status().expect("cc").success());
 }
+
+#[test]
+fn two_hosts_connect_over_ipv4_and_ipv6() {
+    let Some(program) = compile("tests/c/hosts.c", &[]) else { return };
+    let can = Command::new("unshare").args(["-rn", "ip", "link"]).output();
+    let can = can.is_ok_and(|output| output.status.success());
+    if !needs::met(can, "iproute2 (and user namespaces)") {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts.sh");
+    let mut command = Command::new("timeout");
+    command.args(["60", "unshare", "-rn", "sh"]).arg(script).arg(program);
+    let output = command.env("LD_LIBRARY_PATH", library()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{:?}\n{said}", output.status);
+}

@@ -60,15 +60,6 @@ static void nobody_waits(void)
 		&connection), VIP_TIMEOUT);
 	EXPECT(VipConnectWait(b.nic, address_of(&b, &local, name), 0, &remote.address, &theirs,
 		&connection), VIP_TIMEOUT);
-	/* An address of the documentation's range, to which there is no way here. */
-	VIP_NET_ADDRESS *nowhere = address_of(&a, &remote, name);
-	if (nowhere->HostAddressLen == 4)
-		memcpy(remote.room + 4, "\300\000\002\001", 4);
-	else
-		memcpy(remote.room + 4, "\x20\x01\x0d\xb8\0\0\0\0\0\0\0\0\0\0\0\1", 16);
-	if (getenv("VIPL_TEST_ALONE"))
-		EXPECT(VipConnectRequest(a.vi, address_of(&a, &local, "x"), nowhere, 1000, &theirs),
-			VIP_NOT_REACHABLE);
 }
 
 static void rejected(void)
