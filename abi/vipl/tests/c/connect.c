@@ -192,6 +192,7 @@ static void too_late(void)
 	while (returned == VIP_NO_MATCH)
 		returned = VipConnectRequest(a.vi, address_of(&a, &local, "x"),
 			address_of(&a, &remote, "slow"), 100, &theirs);
+	record("VipConnectRequest(", returned);
 	CHECK(returned == VIP_TIMEOUT && state_of(&a) == VIP_STATE_IDLE);
 	int status;
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
