@@ -16,13 +16,16 @@ use serde_json::json;
 use super::Failure;
 use super::disk::{self, Disk};
 use super::file::FileDisk;
-use super::info::failed;
+use super::info::{failed, prepare};
 use super::remote::Remote;
+use crate::cmd::qpip::LinkOptions;
 
 /// From where to where.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
     /// An NBD URI, a file or a block device.
     #[arg(value_name = "SOURCE")]
     source: String,
@@ -49,11 +52,12 @@ const BLOCK: u64 = 1 << 20;
 const WINDOW: u64 = 1 << 30;
 
 /// A disk by its URI or path.
-fn open(text: &str, size: Option<u64>) -> Result<Box<dyn Disk>, Failure> {
+fn open(text: &str, size: Option<u64>, link: &LinkOptions) -> Result<Box<dyn Disk>, Failure> {
     if text.contains("://") {
         let uri: Uri = text.parse().map_err(|error| {
             Failure::new("there is no such disk", error, "Give a URI or the path of a file.")
         })?;
+        prepare(&uri, link)?;
         return Ok(Box::new(Remote::open(&uri).map_err(|trouble| failed(&uri, &trouble))?));
     }
     let path = Path::new(text);
@@ -69,8 +73,8 @@ fn open(text: &str, size: Option<u64>) -> Result<Box<dyn Disk>, Failure> {
 
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let source = open(&options.source, None)?;
-    let target = open(&options.target, Some(source.size()))?;
+    let source = open(&options.source, None, &options.link)?;
+    let target = open(&options.target, Some(source.size()), &options.link)?;
     if target.size() < source.size() {
         let why = format!("the source has {} bytes, the target {}", source.size(), target.size());
         return Err(Failure::new("the target is too small", why, "Give a larger target."));
