@@ -18,7 +18,8 @@ fn certificates(folder: &Folder) -> String {
         script += &format!(
             " && openssl req {key} -keyout {name}-key.pem -out {name}.csr -subj /CN=localhost \
              && printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\\nbasicConstraints=CA:FALSE\\n\
-             keyUsage=digitalSignature,keyEncipherment\\nextendedKeyUsage={purpose}\\n' > {name}.ext \
+             keyUsage=digitalSignature,keyEncipherment\\nextendedKeyUsage={purpose}\\n' \
+             > {name}.ext \
              && openssl x509 -req -in {name}.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial \
              -extfile {name}.ext -days 2 -out {name}-cert.pem"
         );
@@ -99,7 +100,8 @@ fn our_client_uses_servers_of_others_by_tls() {
         &[&["-U", &socket][..], &require, &["pattern", "1M", "--run", &command]].concat(),
     );
     assert_eq!(fs::read(&target).unwrap()[8 * 1000 + 6..8 * 1000 + 8], 8000_u16.to_be_bytes());
-    // Another authority has not signed it.
+    // Another authority has not signed it. nbdkit leaves its socket.
+    fs::remove_file(&socket).unwrap();
     let other = Folder::new("tls-other");
     let wrong = uri.replace(&pki, &self::certificates(&other));
     let command = format!("! {} nbd info '{wrong}' 2> {target}", env!("CARGO_BIN_EXE_quipu"));

@@ -29,7 +29,8 @@ pub(crate) struct Options {
     #[arg(long, short, value_name = "SIZE", default_value = "4K", value_parser = size)]
     block: u64,
     /// Requests at a time.
-    #[arg(long, short, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, short, default_value_t = 32,
+          value_parser = clap::value_parser!(u32).range(1..=256))]
     depth: u32,
     /// How long.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]

@@ -62,8 +62,8 @@ impl Remote {
         self.has_status
     }
 
-    /// Does something with a session that nobody else uses meanwhile. A session that failed is not kept. Requests
-    /// may be repeated: none of them does something else the second time.
+    /// Does something with a session that nobody else uses meanwhile. A session that failed is not
+    /// kept. Requests may be repeated: none of them does something else the second time.
     fn with<T>(&self, mut act: impl FnMut(&mut Session) -> Outcome<T>) -> io::Result<T> {
         let mut lost = None;
         loop {

@@ -57,7 +57,7 @@ pub(crate) struct Options {
     #[command(flatten)]
     link: LinkOptions,
     #[command(flatten)]
-    tls: tls::Options,
+    tls: tls::TlsOptions,
     /// The name of the export.
     #[arg(long, short, value_name = "NAME", default_value = "")]
     export: String,

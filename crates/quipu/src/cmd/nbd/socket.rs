@@ -172,8 +172,8 @@ impl Session {
         Ok(cookie)
     }
 
-    /// Waits until one of the requests is done, and returns its cookie. `place` calls its second argument with
-    /// the memory for the data of a cookie.
+    /// Waits until one of the requests is done, and returns its cookie. `place` calls its second
+    /// argument with the memory for the data of a cookie.
     pub(super) fn complete(&mut self, place: &mut Memory<'_>) -> Result<u64, Trouble> {
         loop {
             let event = match self.client.wants() {

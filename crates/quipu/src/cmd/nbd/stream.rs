@@ -145,7 +145,8 @@ impl Stream {
         &mut self.socket
     }
 
-    /// Puts TLS between this and the socket. What has come before, unprotected, is not taken for a part of it.
+    /// Puts TLS between this and the socket. What has come before, unprotected, is not taken for a
+    /// part of it.
     pub(super) fn start_tls(
         self,
         begin: impl FnOnce(Socket) -> Result<Socket, TlsError>,

@@ -56,7 +56,7 @@ fn authorities(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
 
 /// The server's certificates.
 #[derive(clap::Args, Debug)]
-pub(super) struct Options {
+pub(super) struct TlsOptions {
     /// Require TLS (nbds://): the server's certificate chain, as PEM. Clients without TLS are refused.
     #[arg(long, value_name = "FILE", requires = "tls_key", conflicts_with = "rdma")]
     pub(super) tls_certificate: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub(super) struct Options {
     tls_authority: Option<PathBuf>,
 }
 
-impl Options {
+impl TlsOptions {
     /// What the server's connections need, if TLS is wanted.
     pub(super) fn load(&self) -> Result<Option<Arc<ServerConfig>>, TlsError> {
         let (Some(chain), Some(secret)) = (&self.tls_certificate, &self.tls_key) else {

@@ -107,8 +107,8 @@ struct Attached {
     disk: Remote,
     file: protocol::File,
     device: File,
-    /// Shared by writes, and exclusive for a flush: so a write that is repeated after a loss of the connection
-    /// stays on its side of the flush.
+    /// Shared by writes, and exclusive for a flush: so a write that is repeated after a loss of
+    /// the connection stays on its side of the flush.
     order: RwLock<()>,
 }
 

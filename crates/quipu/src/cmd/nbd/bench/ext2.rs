@@ -1,6 +1,7 @@
 //! A file on ext2 on an attached disk: figure 7 of the QPIP paper (section 4.2.3).
 //!
-//! The server is in a network of its own at the other end of a veth pair with MTU 9000, pinned to processor 1, and
+//! The server is in a network of its own at the other end of a veth pair with MTU 9000, pinned to
+//! processor 1, and
 //! has its disk in memory. The client's programs are pinned to processor 0. Its processor time is what
 //! `/proc/stat` has for processor 0, without what an idle machine takes.
 

@@ -20,8 +20,8 @@ pub(crate) struct Options {
     /// Seconds of each turn.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
     seconds: f64,
-    /// Measure sequential writes and reads of a file on ext2 instead, as figure 7 of the QPIP paper: needs root,
-    /// FUSE and loop devices.
+    /// Measure sequential writes and reads of a file on ext2 instead, as figure 7 of the QPIP
+    /// paper: needs root, FUSE and loop devices.
     #[arg(long)]
     ext2: bool,
     /// With --ext2: the file's size.
