@@ -169,3 +169,101 @@ fn programs_with_sockets_are_peers_of_qpip() {
     let told = run("unshare", &["-rn", "sh", "-c", &script]);
     assert!(told.contains("export-size: 3145728"), "{told}");
 }
+
+/// Both ends of a veth pair, each in a network of its own: `here` runs here, where the server is
+/// at 10.9.0.2. `None` where that is not allowed.
+fn two_hosts(serve: &str, here: &str) -> Option<String> {
+    let may = Command::new("unshare").args(["-rn", "true"]).status();
+    if !may.is_ok_and(|status| status.success()) || !is_there("ip", "iproute2") {
+        eprintln!("skipped: no network namespace is allowed here");
+        return None;
+    }
+    let quipu = env!("CARGO_BIN_EXE_quipu");
+    let script = format!(
+        "set -e; ip link set lo up; unshare -n sleep 120 & far=$!; \
+         trap 'kill $far $server 2>/dev/null' EXIT; \
+         for i in $(seq 100); do \
+             [ \"$(readlink /proc/$far/ns/net)\" != \"$(readlink /proc/$$/ns/net)\" ] && break; sleep 0.05; \
+         done; \
+         ip link add here type veth peer name there netns $far; \
+         ip address add 10.9.0.1/24 dev here; ip link set here up; \
+         nsenter -t $far -n sh -c 'ip link set lo up; ip address add 10.9.0.2/24 dev there; \
+             ip link set there up; exec {quipu} nbd serve {serve}' > /dev/null & server=$!; \
+         for i in $(seq 100); do {quipu} nbd info nbd+rdma://10.9.0.2 >/dev/null 2>&1 && break; \
+             sleep 0.1; done; \
+         {here}"
+    );
+    Some(run("timeout", &["90", "unshare", "-rn", "sh", "-c", &script]))
+}
+
+#[test]
+fn two_hosts_copy_a_disk_and_a_cut_ends_a_copy_in_bounded_time() {
+    let folder = Folder::new("hosts");
+    let (source, target, long) =
+        (folder.file("source"), folder.file("target"), folder.file("long"));
+    fs::write(&source, content(3 << 20)).unwrap();
+    fs::File::create(&long).unwrap().set_len(8 << 30).unwrap();
+    let quipu = env!("CARGO_BIN_EXE_quipu");
+    let uri = "nbd+rdma://10.9.0.2";
+    let here = format!(
+        "{quipu} nbd copy {source} {uri} && {quipu} nbd copy {uri} {target}; \
+         {quipu} nbd copy --timeout 4 --full {long} {uri} 2> {long}.said & copy=$!; \
+         sleep 1; ip link set here down; date +%s > {long}.cut; \
+         if wait $copy; then exit 1; fi; date +%s > {long}.end"
+    );
+    if two_hosts("--memory 8G --rdma --listen 10.9.0.2:10809", &here).is_none() {
+        return;
+    }
+    assert!(fs::read(&target).unwrap()[..3 << 20] == content(3 << 20));
+    let said = fs::read_to_string(format!("{long}.said")).unwrap();
+    assert!(said.contains("not complete"), "{said}");
+    let second = |name: &str| -> u64 {
+        fs::read_to_string(format!("{long}.{name}")).unwrap().trim().parse().unwrap()
+    };
+    assert!(second("end") - second("cut") < 30);
+}
+
+/// A server that says what it wants to a `quipu nbd info`: its private data, and a message. What
+/// the client says.
+fn hostile_server(says: &[u8], sends: &[u8]) -> String {
+    use quipu::{Access, Config, Device, Listener, Request};
+    let address = Some("127.0.0.1".parse().unwrap());
+    let device = Device::open(Config { address, ..Config::default() }).unwrap();
+    let listener = Listener::bind(&device, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let client = Command::new(env!("CARGO_BIN_EXE_quipu"))
+        .args(["nbd", "info", &format!("nbd+rdma://{}/", listener.address().unwrap())])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(64).unwrap());
+    let memory = pd.register(1 << 17, Access::LOCAL_WRITE).unwrap();
+    let qp = pd.queue_pair(&cq, &cq).build().unwrap();
+    for place in 0..8 {
+        qp.post_recv(1, &[memory.sge(place << 13, 8192).unwrap()]).unwrap();
+    }
+    if let Ok(connection) = listener.next().unwrap().accept(qp, says) {
+        memory.write(1 << 16, sends).unwrap();
+        let memory = [memory.sge(1 << 16, sends.len()).unwrap()];
+        let _ = connection.post_send(&Request::send(&memory).id(2));
+        connection.wait_end().unwrap();
+    }
+    let outcome = client.wait_with_output().unwrap();
+    assert_eq!(outcome.status.code(), Some(1));
+    String::from_utf8_lossy(&outcome.stderr).into_owned()
+}
+
+#[test]
+fn a_client_leaves_a_server_that_lies() {
+    use quipu_nbd::messages::Terms;
+    let terms = Terms { credits: 4, inline: 512 }.to_bytes();
+    assert!(hostile_server(b"hello", b"x").contains("private data"));
+    assert!(hostile_server(&terms, &[0; 64]).contains("does not speak NBD"));
+    let mut greeting = b"NBDMAGICIHAVEOPT\0\0".to_vec();
+    assert!(hostile_server(&terms, &greeting).contains("old protocol"));
+    // An option's reply of gigabytes.
+    greeting[17] = 3;
+    greeting.extend(0x0003_e889_0455_65a9_u64.to_be_bytes());
+    greeting.extend([0, 0, 0, 8, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff]);
+    assert!(hostile_server(&terms, &greeting).contains("announced"));
+}

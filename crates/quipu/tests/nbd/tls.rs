@@ -136,6 +136,7 @@ fn our_client_uses_servers_of_others_by_tls() {
         }
         let uri =
             format!("nbds+unix:///?socket={socket}&tls-certificates={pki}&tls-hostname=localhost");
+        fs::remove_file(&target).unwrap();
         quipu(&["copy", &uri, &target]);
         assert!(fs::read(&target).unwrap() == content(1 << 20));
     }

@@ -56,6 +56,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
 }
 
+/// The part of `quipu bench` that is about network block devices.
+pub(crate) fn bench(quick: bool, json: bool) -> Result<ExitCode, Failure> {
+    bench::transports(quick, json)
+}
+
 /// Parses a size such as `512`, `64K`, `1M` or `4G` (powers of 1024) into bytes.
 fn size(text: &str) -> Result<u64, String> {
     let text = text.trim();

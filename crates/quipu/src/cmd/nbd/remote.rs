@@ -17,7 +17,7 @@ const CONNECTIONS: usize = 4;
 const LONGEST: usize = 8 << 20;
 
 /// How long a reply may take, unless the caller says otherwise: a flush of a slow disk takes some time.
-const REPLY_PATIENCE: Duration = Duration::from_secs(60);
+const REPLY_PATIENCE: Duration = Duration::from_secs(30);
 /// Between two attempts to connect again.
 const RETRY: Duration = Duration::from_millis(100);
 

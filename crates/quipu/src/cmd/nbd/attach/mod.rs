@@ -42,7 +42,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS")]
     reconnect: Option<u64>,
     /// How long a reply may take before the connection counts as lost.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
 }

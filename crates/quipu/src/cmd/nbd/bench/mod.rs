@@ -80,6 +80,26 @@ impl Table {
         Some((speed, median(pairs().map(|(ours, theirs)| ours.1 / theirs.1).collect())?))
     }
 
+    /// The targets of a run: what is compared, ours, the target.
+    fn targets(&self) -> Vec<(String, f64, f64)> {
+        let rows = |name: &'static str| self.rows.iter().filter(move |row| row.name == name);
+        let mut found = Vec::new();
+        for target in rivals::TARGETS {
+            for row in rows(target.name).filter(|row| row.test.starts_with(target.test)) {
+                let ratios = target.to.iter().filter_map(|to| self.ratio(row, to));
+                let ratios = ratios.map(|ratio| if target.of_cpu { ratio.1 } else { ratio.0 });
+                // The best rival counts.
+                if let Some(ratio) = ratios.min_by(f64::total_cmp) {
+                    let what = if target.of_cpu { "MB per CPU second" } else { "MB/s" };
+                    let to = target.to.join(", ");
+                    let text = format!("{}: {what}, {} to {to}", row.test, row.name);
+                    found.push((text, ratio, target.value));
+                }
+            }
+        }
+        found
+    }
+
     fn print(&self, base: &str, json: bool) {
         let rows = self.rows.iter().filter_map(|row| {
             let speed = median(row.samples.iter().map(|sample| sample.0).collect())?;
@@ -94,7 +114,13 @@ impl Table {
                         "speed_ratio": ratio.map(|r| r.0), "cpu_ratio": ratio.map(|r| r.1)})
                 })
                 .collect();
-            println!("{}", json!({"base": base, "rows": rows, "notes": self.notes}));
+            let targets = self.targets().into_iter();
+            let targets: Vec<_> = targets
+                .map(|(what, ours, target)| json!({"what": what, "ours": ours, "target": target}))
+                .collect();
+            let table =
+                json!({"base": base, "rows": rows, "targets": targets, "notes": self.notes});
+            println!("{table}");
             return;
         }
         println!(
@@ -110,6 +136,10 @@ impl Table {
             );
         }
         println!("\nratios: to {base}");
+        for (what, ours, target) in self.targets() {
+            let verdict = if ours >= target { "reached" } else { "missed" };
+            println!("target {verdict}: {what}: {ours:.2}, target {target:.2}");
+        }
         for note in &self.notes {
             println!("note: {note}");
         }
@@ -121,6 +151,15 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let (low, high) = (values.len().checked_sub(1)? / 2, values.len() / 2);
     Some(f64::midpoint(values[low], values[high]))
+}
+
+/// Measures as `quipu nbd bench` does, for `quipu bench --nbd`.
+pub(crate) fn transports(quick: bool, json: bool) -> Result<ExitCode, Failure> {
+    let (rounds, seconds) = if quick { (3, 0.2) } else { (7, 0.5) };
+    let mut table = Table::default();
+    rivals::measure(rounds, seconds, &mut table)?;
+    table.print(rivals::BASE, json);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Runs it.

@@ -22,6 +22,39 @@ const TESTS: [(&str, &[&str]); 3] = [
 ];
 const SIZE: &str = "256M";
 
+/// What a ratio should be at least.
+pub(super) struct Target {
+    /// How the names of its tests begin; empty for all.
+    pub(super) test: &'static str,
+    pub(super) name: &'static str,
+    pub(super) to: &'static [&'static str],
+    /// Of megabytes a second of processor time, and not of time.
+    pub(super) of_cpu: bool,
+    pub(super) value: f64,
+}
+
+/// A target of 1 MB requests, or of other tests.
+const fn target(
+    test: &'static str,
+    name: &'static str,
+    to: &'static [&'static str],
+    of_cpu: bool,
+    value: f64,
+) -> Target {
+    Target { test, name, to, of_cpu, value }
+}
+
+/// The targets.
+pub(super) const TARGETS: [Target; 7] = [
+    target("read", SHARED, &[BASE], false, 1.4),
+    target("write", SHARED, &[BASE], false, 1.4),
+    target("read", STREAM, &[BASE], false, 1.0),
+    target("write", STREAM, &[BASE], false, 1.0),
+    target("read", SHARED, &[BASE], true, 1.3),
+    target("write", SHARED, &[BASE], true, 1.3),
+    target("random", SHARED, &[NBDKIT, QEMU], false, 1.5),
+];
+
 /// A server, its clients' URI, and what their environment is.
 struct Contender {
     name: &'static str,
