@@ -117,16 +117,19 @@ fn ext2_on_an_attached_disk_is_sound_after_random_writes() {
         run("mke2fs", &["-q", "-t", "ext2", &attached.file()]);
         let root = folder.file("root");
         fs::create_dir_all(&root).unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "ext2", "-o", "loop", &attached.file(), &root])
-            .output()
-            .unwrap();
-        if !mounted.status.success() {
-            eprintln!("skipped: no loop device: {}", String::from_utf8_lossy(&mounted.stderr));
+        // In a mount namespace of its own: no other one keeps the file system after it is unmounted.
+        let file = attached.file();
+        let mount = format!("mount -t ext2 -o loop {file} {root}");
+        let may = Command::new("unshare").args(["-m", "sh", "-c", &mount]).output().unwrap();
+        if !may.status.success() {
+            eprintln!("skipped: no loop device: {}", String::from_utf8_lossy(&may.stderr));
             return;
         }
-        fio(&format!("{root}/data"), "8M");
-        run("umount", &[&root]);
+        let work = format!(
+            "set -e; {mount}; fio --name=t --rw=randrw --bsrange=512-256k --verify=crc32c --fsync=50 \
+             --filename={root}/data --size=8M; sync -f {root}; umount {root}"
+        );
+        run("unshare", &["-m", "sh", "-c", &work]);
         run("e2fsck", &["-fn", &attached.file()]);
         attached.end();
     }
