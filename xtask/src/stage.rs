@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 9] = [
+const LIBRARIES: [(&str, &str); 10] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
@@ -23,6 +23,7 @@ const LIBRARIES: [(&str, &str); 9] = [
     ("libvipl.so", "libvipl.so.1"),
     ("libsplitc.so", "libsplitc.so"),
     ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
+    ("libquipu_sdp_preload.so", "libquipu_sdp_preload.so"),
 ];
 /// What says to tools for finding errors what they cannot know of the libraries.
 const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
@@ -34,7 +35,7 @@ const LINKS: [(&str, &str); 5] = [
     ("libam.so.1", "libam.so"),
     ("libvipl.so.1", "libvipl.so"),
 ];
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 11] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
@@ -45,6 +46,7 @@ const PACKAGES: [&str; 10] = [
     "quipu-vipl",
     "quipu-splitc-runtime",
     "quipu-sockets-preload",
+    "quipu-sdp-preload",
 ];
 
 /// What to build, and for which machine.
