@@ -100,7 +100,7 @@ impl Control {
     pub(crate) fn stop(&self) {
         let mut shared = self.lock();
         shared.is_stopped = true;
-        shared.listeners.clear();
+        shared.listeners.drain().for_each(|(_, listener)| close(&listener));
         shared.watched.clear();
         drop(shared);
         self.0.changed.notify_all();
@@ -324,6 +324,18 @@ impl Shared {
         }
         let wanted: Vec<u16> =
             self.waits.iter().flat_map(|waiting| ports(waiting.wait.discriminator())).collect();
-        self.listeners.retain(|port, _| wanted.contains(port));
+        self.listeners.retain(|port, listener| {
+            let is_wanted = wanted.contains(port);
+            if !is_wanted {
+                close(listener);
+            }
+            is_wanted
+        });
     }
+}
+
+/// Stops listening, also for children of fork that have inherited the descriptor: nobody would answer there.
+fn close(listener: &TcpListener) {
+    // SAFETY: the descriptor is open, and shutting it down passes no pointer.
+    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
 }

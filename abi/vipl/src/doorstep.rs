@@ -108,6 +108,10 @@ impl Doorstep {
                         refuse(stream);
                         continue;
                     }
+                    let mut stream = stream;
+                    if stream.write_all(&Message::Heard.to_bytes()).is_err() {
+                        continue;
+                    }
                     let patience = HOLDING.min(Duration::from_millis(request.timeout_ms));
                     let incoming = Incoming { stream, request: *request };
                     self.held.push(Held { incoming, until: now + patience });
