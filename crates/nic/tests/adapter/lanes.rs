@@ -201,3 +201,86 @@ fn a_small_message_passes_a_backlog_of_another_lane() {
         assert!(worst <= 33_000 + 16_000 + 2_000, "{way:?}: {worst} ns");
     }
 }
+
+/// A queue pair's own rate needs no port.
+#[test]
+fn a_queue_pair_has_a_rate_of_its_own() {
+    let mut bench = Bench::new(Way::Link, config(&[], &[(0, 1)], 0), &[0], 5, 65536);
+    let attr = QpAttr { rate_limit: 400_000, ..QpAttr::default() };
+    let qp = bench.flows[0].qps[0];
+    let now = bench.pair.now;
+    let adapter = &mut bench.pair.hosts[0].adapter;
+    adapter.modify_qp(now, qp, &attr, QpAttrMask::RATE_LIMIT).unwrap();
+    let sent = bench.measure(50_000_000);
+    assert_near(sent[0], 2_500_000.0, 0.02, "400 Mbit/s for 50 ms");
+}
+
+/// Many queue pairs of one lane have their turns in order.
+#[test]
+fn the_queue_pairs_of_a_lane_take_turns() {
+    let levels: Vec<u8> = (0..60).map(|index| index % 15).collect();
+    let tables: Vec<(u8, u8)> = (0..15).map(|lane| (lane, 1 + lane)).collect();
+    let mut bench = Bench::new(Way::Link, config(&[], &tables, 8 * GBIT), &levels, 3, 65536);
+    bench.depth = 8;
+    let sent = bench.measure(60_000_000);
+    for (lane, &octets) in sent.iter().enumerate() {
+        assert_near(octets / sent[0], 1.0 + lane as f64, 0.05, &format!("VL{lane}"));
+    }
+    let done: Vec<_> = bench.flows.iter().map(|flow| flow.done).collect();
+    // The first of each lane had begun before the others were there.
+    for lane in 0..15 {
+        for round in 2..4 {
+            let (one, other) = (done[lane + 15], done[lane + 15 * round]);
+            assert!(one.abs_diff(other) <= 1, "VL{lane}: {done:?}");
+        }
+    }
+}
+
+/// Tables that change under load lose and double nothing.
+#[test]
+fn tables_change_under_load() {
+    for (seed, way) in WAYS.into_iter().enumerate() {
+        let first = config(&[], &[(0, 1), (1, 3)], GBIT);
+        let others = [
+            Qos { strict: true, ..config(&[(0, 200)], &[(1, 1)], 2 * GBIT) },
+            config(&[(1, 5)], &[(0, 7)], GBIT / 2),
+            Qos { max_vls: 1, ..config(&[], &[(0, 9)], 0) },
+            first.clone(),
+        ];
+        let mut bench = Bench::new(way, first, &[0, 1], 5, 20_000);
+        const COUNT: usize = 60;
+        let from = bench.pair.buffer(0, 20_000 * COUNT);
+        let to = bench.pair.buffer(1, 2 * 20_000 * COUNT);
+        for at in 0..COUNT {
+            from.fill(at * 20_000, &[1 + at as u8; 20_000]);
+        }
+        let flows: Vec<_> = bench.flows.iter().map(|flow| flow.qps).collect();
+        for at in 0..COUNT {
+            for (index, qps) in flows.iter().enumerate() {
+                let place = to.sge((index * COUNT + at) * 20_000, 20_000);
+                bench.pair.recv(1, qps[1], (index * COUNT + at) as u64, &[place]);
+                let list = [from.sge(at * 20_000, 20_000)];
+                bench.pair.send(0, qps[0], (index * COUNT + at) as u64, SendOp::Send, &list);
+            }
+        }
+        let (mut sent, mut received) = (vec![Vec::new(); 2], vec![Vec::new(); 2]);
+        for step in 0..400 {
+            bench.pair.run_until(bench.pair.now.after(97_000 + 1000 * seed as u64));
+            let other = others[(step * 7 + seed) % others.len()].clone();
+            bench.pair.hosts[0].adapter.set_qos(other, None);
+            for (host, done) in [&mut sent, &mut received].into_iter().enumerate() {
+                for (wr_id, status) in bench.pair.polled(host) {
+                    assert_eq!(status, WcStatus::Success);
+                    done[wr_id as usize / COUNT].push(wr_id as usize % COUNT);
+                }
+            }
+        }
+        let all: Vec<_> = (0..COUNT).collect();
+        assert_eq!(sent, [all.clone(), all.clone()], "{way:?}");
+        assert_eq!(received, [all.clone(), all], "{way:?}");
+        for index in 0..2 * COUNT {
+            let bytes = to.bytes(index * 20_000, 20_000);
+            assert!(bytes.iter().all(|&byte| byte == 1 + (index % COUNT) as u8), "{index}");
+        }
+    }
+}
