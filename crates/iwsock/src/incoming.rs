@@ -341,8 +341,7 @@ impl Endpoint {
         memory.write(to, payload);
         if last {
             self.reads.pop_front();
-            let oldest =
-                self.issued.iter_mut().find(|it| it.end.is_none() && it.status.is_none());
+            let oldest = self.issued.iter_mut().find(|it| it.end.is_none() && it.status.is_none());
             if let Some(issued) = oldest {
                 issued.status = Some(Status::Success);
             }
@@ -350,5 +349,4 @@ impl Endpoint {
         }
         Ok(())
     }
-
 }

@@ -23,7 +23,9 @@ mod incoming;
 mod outgoing;
 mod regions;
 
-pub use endpoint::{Completion, Config, Endpoint, Failure, Operation, PostError, Role, Span, Status};
+pub use endpoint::{
+    Completion, Config, Endpoint, Failure, Operation, PostError, Role, Span, Status,
+};
 pub use outgoing::Piece;
 pub use regions::{Access, Memory};
 

@@ -47,9 +47,7 @@ struct Pair {
 
 impl Pair {
     fn new(crc: bool, names_payload: bool, piece: usize) -> Self {
-        let end = |role| {
-            Endpoint::new(Config { role, crc, names_payload, first_stag: 0x5000 })
-        };
+        let end = |role| Endpoint::new(Config { role, crc, names_payload, first_stag: 0x5000 });
         Self {
             ends: [end(Role::Initiator), end(Role::Responder)],
             rams: [Ram::new(), Ram::new()],
