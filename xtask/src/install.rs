@@ -74,6 +74,7 @@ fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<It
         (am.join("include"), "include"),
         (am.join("man"), "share/man/man7"),
         (am.join("examples"), "share/doc/quipu/am"),
+        (crate::root().join("abi/iwsock/include/quipu"), "include/quipu"),
         (pkgconfig.to_owned(), "lib/pkgconfig"),
         (staged.lib.clone(), "lib/quipu"),
         (crate::root().join("man"), "share/man/man1"),
@@ -95,7 +96,12 @@ fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<It
 /// place of the system's, so programs are told where they are.
 fn write_pkgconfig(prefix: &Path, into: &Path) -> Result<()> {
     fs::create_dir_all(into)?;
-    for (name, what) in [("qpip", "Queue pairs over TCP and UDP"), ("am", "Active Messages")] {
+    let libraries = [
+        ("qpip", "Queue pairs over TCP and UDP"),
+        ("am", "Active Messages"),
+        ("iwsock", "iWARP on connected sockets"),
+    ];
+    for (name, what) in libraries {
         fs::write(into.join(format!("{name}.pc")), pkgconfig(prefix, name, what))?;
     }
     Ok(())

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 8] = [
+const LIBRARIES: [(&str, &str); 9] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
@@ -22,17 +22,19 @@ const LIBRARIES: [(&str, &str); 8] = [
     ("libam.so", "libam.so.1"),
     ("libsplitc.so", "libsplitc.so"),
     ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
+    ("libiwsock.so", "libiwsock.so.1"),
 ];
 /// What says to tools for finding errors what they cannot know of the libraries.
 const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
 /// Names under which programs open a library beside its own, or are linked with it.
-const LINKS: [(&str, &str); 4] = [
+const LINKS: [(&str, &str); 5] = [
     ("libibverbs.so.1", "libibverbs.so"),
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
     ("libam.so.1", "libam.so"),
+    ("libiwsock.so.1", "libiwsock.so"),
 ];
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 10] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
@@ -42,6 +44,7 @@ const PACKAGES: [&str; 9] = [
     "quipu-libam",
     "quipu-splitc-runtime",
     "quipu-sockets-preload",
+    "quipu-libiwsock",
 ];
 
 /// What to build, and for which machine.

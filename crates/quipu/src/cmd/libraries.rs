@@ -25,6 +25,9 @@ const PRELOADED: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libquipu_shi
 /// The library of `quipu sockets`, which needs none of the others.
 pub(crate) const SOCKETS: &str = "libquipu_sockets_preload.so";
 
+/// The library of the extended sockets interface.
+pub(crate) const IWSOCK: &str = "libiwsock.so.1";
+
 /// The library that programs of Split-C are linked with.
 pub(crate) const SPLITC: &str = "libsplitc.so";
 

@@ -12,6 +12,8 @@ use quipu_sockets::report::{self, Reason, Row};
 use super::failure::Failure;
 use super::{elf, libraries, run};
 
+mod measure;
+
 /// What to run, or to show.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -19,9 +21,19 @@ pub(crate) struct Options {
     /// Show the connections of your programs: those through shared memory, and why others are not.
     #[arg(long, conflicts_with = "program")]
     report: bool,
+    /// Measure what the library of the extended sockets interface costs a program that does not use it, and
+    /// iWARP on a socket next to plain TCP. Prints JSON.
+    #[arg(long, conflicts_with_all = ["program", "report"])]
+    measure: bool,
+    /// With --measure: take fewer samples.
+    #[arg(long, requires = "measure")]
+    quick: bool,
+    /// One process of a measurement.
+    #[arg(long, hide = true, value_name = "WAY", conflicts_with_all = ["program", "report", "measure"])]
+    measure_end: Option<String>,
     /// The program and its arguments.
     #[arg(
-        required_unless_present = "report",
+        required_unless_present_any = ["report", "measure", "measure_end"],
         trailing_var_arg = true,
         allow_hyphen_values = true,
         value_name = "PROGRAM"
@@ -52,6 +64,12 @@ Environment variables:
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if options.report {
         return show();
+    }
+    if options.measure {
+        return measure::run(options.quick);
+    }
+    if let Some(way) = &options.measure_end {
+        return measure::end(way);
     }
     let (name, args) = options.program.split_first().expect("clap requires a program");
     let file = run::find(name)?;
