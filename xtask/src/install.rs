@@ -66,7 +66,8 @@ fn under(destdir: Option<&Path>, prefix: &Path) -> PathBuf {
 
 fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<Item>> {
     let mut items: Vec<Item> = vec![(staged.quipu.clone(), "bin/quipu".into())];
-    let (qpip, am) = (crate::root().join("abi/qpip"), crate::root().join("abi/am"));
+    let of = |library: &str| crate::root().join("abi").join(library);
+    let (qpip, am, vipl) = (of("qpip"), of("am"), of("vipl"));
     let folders = [
         (qpip.join("include"), "include"),
         (qpip.join("man"), "share/man/man7"),
@@ -75,6 +76,9 @@ fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<It
         (am.join("man"), "share/man/man7"),
         (am.join("examples"), "share/doc/quipu/am"),
         (crate::root().join("abi/iwsock/include/quipu"), "include/quipu"),
+        (vipl.join("include"), "include"),
+        (vipl.join("man"), "share/man/man7"),
+        (vipl.join("examples"), "share/doc/quipu/vipl"),
         (pkgconfig.to_owned(), "lib/pkgconfig"),
         (staged.lib.clone(), "lib/quipu"),
         (crate::root().join("man"), "share/man/man1"),
@@ -100,6 +104,7 @@ fn write_pkgconfig(prefix: &Path, into: &Path) -> Result<()> {
         ("qpip", "Queue pairs over TCP and UDP"),
         ("am", "Active Messages"),
         ("iwsock", "iWARP on connected sockets"),
+        ("vipl", "The Virtual Interface Architecture"),
     ];
     for (name, what) in libraries {
         fs::write(into.join(format!("{name}.pc")), pkgconfig(prefix, name, what))?;

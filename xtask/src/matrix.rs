@@ -26,7 +26,7 @@ struct Library {
     note: &'static str,
 }
 
-const LIBRARIES: [Library; 4] = [
+const LIBRARIES: [Library; 5] = [
     Library {
         name: "ibverbs",
         package: "quipu-ibverbs",
@@ -53,6 +53,13 @@ const LIBRARIES: [Library; 4] = [
         package: "quipu-libam",
         table: "abi/am/symbols.txt",
         document: "docs/am-symbols.md",
+        note: "",
+    },
+    Library {
+        name: "vipl",
+        package: "quipu-vipl",
+        table: "abi/vipl/symbols.txt",
+        document: "docs/vipl-symbols.md",
         note: "",
     },
 ];

@@ -13,13 +13,14 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 9] = [
+const LIBRARIES: [(&str, &str); 10] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
     ("libquipu_shim.so", "libquipu_shim.so"),
     ("libqpip.so", "libqpip.so.1"),
     ("libam.so", "libam.so.1"),
+    ("libvipl.so", "libvipl.so.1"),
     ("libsplitc.so", "libsplitc.so"),
     ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
     ("libiwsock.so", "libiwsock.so.1"),
@@ -27,14 +28,15 @@ const LIBRARIES: [(&str, &str); 9] = [
 /// What says to tools for finding errors what they cannot know of the libraries.
 const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
 /// Names under which programs open a library beside its own, or are linked with it.
-const LINKS: [(&str, &str); 5] = [
+const LINKS: [(&str, &str); 6] = [
     ("libibverbs.so.1", "libibverbs.so"),
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
     ("libam.so.1", "libam.so"),
     ("libiwsock.so.1", "libiwsock.so"),
+    ("libvipl.so.1", "libvipl.so"),
 ];
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 11] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
@@ -42,6 +44,7 @@ const PACKAGES: [&str; 10] = [
     "quipu-shim",
     "quipu-qpip",
     "quipu-libam",
+    "quipu-vipl",
     "quipu-splitc-runtime",
     "quipu-sockets-preload",
     "quipu-libiwsock",

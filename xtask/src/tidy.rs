@@ -29,6 +29,7 @@ const UNSAFE_ALLOWED: [&str; 20] = [
     "abi/sockets/",
     "abi/iwsock/",
     "abi/trace/",
+    "abi/vipl/",
     // Clocks, processors and pipes of the benchmark.
     "crates/bench/src/sys.rs",
     // Signals, descriptors and processes of the launcher; PMIx.

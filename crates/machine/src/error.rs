@@ -43,6 +43,9 @@ pub enum RunError {
     /// Software ran for ever in one moment.
     #[error("more than {0} events at one time: software without cost runs in circles")]
     Circle(u64),
+    /// The adapter of a LANai refused something.
+    #[error("the adapter: {0}; look at workload and link.mtu in the plan")]
+    Adapter(String),
     /// The cost table cannot be used.
     #[error("cost table: {0}")]
     Costs(String),

@@ -61,7 +61,7 @@ pub use bench::Bench;
 pub use costs::Cost;
 pub use error::{DriverFault, RunError};
 pub use examples::{Example, example, examples};
-pub use lanai::{Firmware, LanaiPlan, LanaiReport, Stage as FirmwareStage, run_lanai};
+pub use lanai::{Firmware, LanaiPlan, LanaiReport, Stage as FirmwareStage, StageTime, run_lanai};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use plan::*;
 pub use report::{Report, Share, breakdown, figure, table};

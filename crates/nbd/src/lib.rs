@@ -10,6 +10,7 @@
 //! | [`wire`] | numbers and headers of the protocol, as bytes and as values |
 //! | [`Server`] | the server's end: negotiation, then requests for a back end |
 //! | [`Client`] | the client's end: negotiation, then requests to a server |
+//! | [`messages`] | both ends over queue pairs, whose data move by RDMA |
 //! | [`uri`] | NBD URIs, with schemes for the queue-pair transports |
 //!
 //! Source: the protocol description of the NBD project (`doc/proto.md`): fixed newstyle negotiation,
@@ -19,6 +20,7 @@
 
 mod client;
 mod export;
+pub mod messages;
 mod server;
 pub mod uri;
 pub mod wire;

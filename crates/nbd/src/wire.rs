@@ -332,6 +332,12 @@ pub enum ProtocolError {
     /// The export chosen by an old client is not there.
     #[error("the client asked for the export \"{0}\", which does not exist")]
     UnknownExport(String),
+    /// A message over queue pairs that is not as it has to be.
+    #[error("the peer sent a message that is wrong: {why}")]
+    Message {
+        /// What is wrong.
+        why: &'static str,
+    },
     /// Bytes came after the session had ended.
     #[error("bytes came after the session had ended")]
     Ended,

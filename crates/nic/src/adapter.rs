@@ -94,6 +94,9 @@ pub struct Config {
     pub max_half_open: u32,
     /// How long such a connection may take.
     pub setup_timeout_ns: u64,
+    /// Over streams: how long a peer that has sent a part of an FPDU may take at least to go on. Its process
+    /// may be stopped. If it is not, the length of the FPDU was damaged on the way.
+    pub unfinished_ns: u64,
     /// After which silence of its initiator a responder of plain iWARP may speak, where the initiator did not
     /// ask for peer-to-peer mode. `None`: it never does, as RFC 5044 7.1.2 has it.
     pub speaks_first_after_ns: Option<u64>,
@@ -142,6 +145,7 @@ impl Default for Config {
             max_message: MAX_MESSAGE,
             max_half_open: 1024,
             setup_timeout_ns: 10_000_000_000,
+            unfinished_ns: 600_000_000_000,
             speaks_first_after_ns: None,
             max_ulpdu: 64_000,
             crc: Crc::Always,

@@ -256,12 +256,12 @@ impl Qp {
         (self.attr.timeout != 0).then(|| (NOMINAL_NS << (self.attr.timeout & 31)) * times)
     }
 
-    /// Nanoseconds until a peer is given up that has begun to say something and does not go on. Without a
-    /// timeout it is what TCP itself takes at least to give up (RFC 9293 3.8.3: 100 seconds).
-    pub(crate) fn patience_ns(&self) -> u64 {
-        const LEAST_NS: u64 = 5_000_000_000;
+    /// Nanoseconds until a peer is given up that has begun to say something and does not go on, at least
+    /// `least_ns`. Without a timeout it is also what TCP itself takes at least to give up (RFC 9293 3.8.3:
+    /// 100 seconds).
+    pub(crate) fn patience_ns(&self, least_ns: u64) -> u64 {
         const OF_TCP_NS: u64 = 100_000_000_000;
-        self.retry_time_ns().map_or(OF_TCP_NS, |retry_time| retry_time.max(LEAST_NS))
+        self.retry_time_ns().unwrap_or(OF_TCP_NS).max(least_ns)
     }
 }
 

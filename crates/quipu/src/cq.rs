@@ -108,6 +108,28 @@ impl CompletionQueue {
         }
     }
 
+    /// As [`wait`](Self::wait), but asleep at once and not for longer than `limit`. Returns 0 if nothing has
+    /// completed by then.
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
+    pub fn wait_timeout(&self, out: &mut [Completion], limit: Duration) -> Result<usize, Error> {
+        let (engine, queue) = (&self.inner.device.opened.engine, &self.inner);
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            match self.poll(out)? {
+                0 if !out.is_empty() && !left.is_zero() => {}
+                found => return Ok(found),
+            }
+            match engine.wait_completion_within(queue.id, queue.channel, left) {
+                Ok(()) | Err(EngineError::Interrupted) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
     /// Waits for the next completion, which must be a success.
     ///
     /// # Errors
@@ -174,7 +196,11 @@ impl CompletionQueue {
     }
 
     /// Takes an event if there is one.
-    pub(crate) fn take_event(&self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    ///
+    /// As [`poll`](Self::poll).
+    pub fn take_event(&self) -> Result<(), Error> {
         let engine = &self.inner.device.opened.engine;
         match engine.wait_channel_within(self.inner.channel, Some(Duration::ZERO)) {
             Ok(_) | Err(EngineError::Interrupted | EngineError::WaitOn) => Ok(()),

@@ -44,6 +44,40 @@ impl MemoryRegion {
         Ok(Self { segment, region, zero_based, pd: pd.clone() })
     }
 
+    /// Registers a part of the memory once more, under a key of its own with rights of its own: for a
+    /// peer that
+    /// may use `len` bytes from `offset` on until the result is dropped, which makes the key void at once.
+    ///
+    /// ```
+    /// # use quipu::{Access, Config, Device};
+    /// # fn main() -> Result<(), quipu::Error> {
+    /// # let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+    /// # let pd = Device::open(config)?.protection_domain()?;
+    /// let memory = pd.register(8192, Access::LOCAL_WRITE)?;
+    /// let lent = memory.register_part(4096, 100, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    /// lent.write(0, b"the same bytes")?;
+    /// assert_eq!(memory.to_vec(4096, 8)?, b"the same");
+    /// assert!(lent.remote(0, 101).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfBounds`]; and as [`ProtectionDomain::register`].
+    pub fn register_part(
+        &self,
+        offset: usize,
+        len: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, Error> {
+        let engine = &self.pd.device().opened.engine;
+        let part = self.segment.slice(offset, len).map_err(|it| self.fault(it, offset, len))?;
+        let region = engine.reg_segment(self.pd.inner.id, &part, None, access)?;
+        let zero_based = access.contains(Access::ZERO_BASED);
+        Ok(Self { segment: part, region, zero_based, pd: self.pd.clone() })
+    }
+
     /// The domain whose queue pairs may use it.
     #[must_use]
     pub fn domain(&self) -> &ProtectionDomain {
@@ -165,6 +199,20 @@ impl VouchedRegion {
     #[must_use]
     pub fn key(&self) -> Key {
         self.region.key
+    }
+
+    /// Changes its protection domain and its rights. Its key stays.
+    ///
+    /// # Errors
+    ///
+    /// The rights exclude each other, or allow writing to memory that is read-only; the domain is another
+    /// device's. Nothing has changed then.
+    pub fn change(&mut self, pd: &ProtectionDomain, access: Access) -> Result<(), Error> {
+        self.pd.device().owns(pd.device())?;
+        let engine = &self.pd.device().opened.engine;
+        engine.rereg_mr(self.region.id, Some(pd.inner.id), None, Some(access))?;
+        self.pd = pd.clone();
+        Ok(())
     }
 }
 

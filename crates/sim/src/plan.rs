@@ -9,6 +9,10 @@ use crate::options::Options;
 use crate::rng::Rng;
 use crate::world::Style;
 
+/// How long the rest of a message over a stream may take to come. Hosts wait longer, for processes that are
+/// stopped; here a length that was damaged is to end its connection before the run does.
+pub(crate) const UNFINISHED_NS: u64 = 5_000_000_000;
+
 /// What a send request does, for the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

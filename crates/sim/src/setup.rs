@@ -12,7 +12,7 @@ use crate::model::{
     Asked, CompletionQueue, Counter, End, Pair, SharedQueue, Stage, Window, WindowState,
 };
 use crate::network::Partition;
-use crate::plan::{Kind, Mishap, Trap, draw_order};
+use crate::plan::{Kind, Mishap, Trap, UNFINISHED_NS, draw_order};
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// Rights of every region that a peer may use.
@@ -58,6 +58,7 @@ impl Load {
                 max_ulpdu: self.plan.max_ulpdu,
                 crc: self.plan.crc(seed[0]),
                 setup_timeout_ns: self.plan.setup_timeout_ns,
+                unfinished_ns: UNFINISHED_NS,
                 max_half_open: 8,
                 max_mr: 4096,
                 ..Config::default()

@@ -9,6 +9,7 @@ mod hosts;
 mod infiniband;
 mod iwarp;
 mod libfabric;
+mod multihome;
 mod openmpi;
 mod others;
 mod pair;

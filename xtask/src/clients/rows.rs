@@ -5,8 +5,8 @@ use crate::stage::Staged;
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
-    Hosts, LIMIT, Row, capture, checked, datagrams, faults, infiniband, iwarp, libfabric, openmpi,
-    others, planned, qp0, qpip, rdmacm, single, sockets, suite, trace,
+    Hosts, LIMIT, Row, capture, checked, datagrams, faults, infiniband, iwarp, libfabric,
+    multihome, openmpi, others, planned, qp0, qpip, rdmacm, single, sockets, suite, trace,
 };
 
 /// Exchanges of a row with one size.
@@ -117,6 +117,7 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(libfabric::rows(staged));
     rows.extend(openmpi::rows(staged));
     rows.extend(faults::two_hosts(staged));
+    rows.extend(multihome::two_hosts(staged));
     rows.extend(qpip::rows(staged));
     rows.extend(sockets::rows(staged));
     rows.extend(qp0::two_hosts(staged));

@@ -99,7 +99,7 @@ impl Core {
                 }
             }
             Action::LimitSilence { conn, user_timeout_ns } => {
-                self.net.limit_silence(conn, user_timeout_ns);
+                self.net.limit_silence(now, conn, user_timeout_ns);
             }
             Action::Close { conn } => self.net.close(&mut self.adapter, now, conn),
             Action::LinkSend { link, message } => {

@@ -94,6 +94,24 @@ impl Engine {
         self.wait_news(cq, channel, None, None)
     }
 
+    /// As [`wait_completion`](Self::wait_completion), but not for longer than `limit`: then it
+    /// returns without a completion.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn wait_completion_within(
+        &self,
+        cq: CqId,
+        channel: ChannelId,
+        limit: Duration,
+    ) -> Result<(), EngineError> {
+        match self.wait_news(cq, channel, None, Some(limit)) {
+            Err(EngineError::WaitOn) => Ok(()),
+            waited => waited,
+        }
+    }
+
     fn wait_news(
         &self,
         cq: CqId,

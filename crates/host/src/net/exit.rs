@@ -92,14 +92,16 @@ impl Net {
     /// When [`handle_timeout`](Self::handle_timeout) has something to do.
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
         let closing = self.closing.front().map(|&(deadline, _)| deadline);
-        [closing, self.resting.over().map(Time)].into_iter().flatten().min()
+        [closing, self.resting.over().map(Time), self.silence.due()].into_iter().flatten().min()
     }
 
-    /// Cuts the streams that took too long to close, and looks at listeners again.
+    /// Cuts the streams that took too long to close and those whose peers' hosts are silent, and looks at
+    /// listeners again.
     pub(crate) fn handle_timeout(&mut self, adapter: &mut Adapter, now: Time) {
         if self.resting.over().is_some() {
             self.listen_again(now);
         }
+        self.look_for_silence(adapter, now);
         while let Some(&(look, slot)) = self.closing.front() {
             let deadline = self.streams.get(slot).and_then(|stream| stream.deadline);
             if look > now && deadline.is_some() {

@@ -12,6 +12,7 @@ mod hot;
 pub(crate) mod listener;
 pub(crate) mod numbers;
 mod placed;
+mod silence;
 mod stream;
 pub(crate) mod table;
 pub(crate) mod token;
@@ -72,6 +73,7 @@ pub(crate) struct Net {
     ending: usize,
     /// Those, and when to look at their deadlines, in that order.
     closing: VecDeque<(Time, Slot)>,
+    silence: silence::Watch,
     /// System calls that sent, and that received.
     calls: (u64, u64),
 }
@@ -105,6 +107,7 @@ impl Net {
             held: Vec::new(),
             ending: 0,
             closing: VecDeque::new(),
+            silence: silence::Watch::default(),
             calls: (0, 0),
         }
     }
@@ -218,16 +221,6 @@ impl Net {
                 tracing::debug!(%peer, %error, "cannot connect");
                 adapter.handle_lost(now, conn, stream::loss(&error));
             }
-        }
-    }
-
-    /// Sets when a silent peer counts as gone.
-    pub(crate) fn limit_silence(&self, conn: ConnId, user_timeout_ns: Option<u64>) {
-        let Some(stream) = self.by_conn.get(&conn).and_then(|&slot| self.streams.get(slot)) else {
-            return;
-        };
-        if let Err(error) = stream::limit_silence(&stream.fd, user_timeout_ns) {
-            tracing::warn!(%error, "cannot set keepalive: a peer that vanishes is noticed late");
         }
     }
 

@@ -18,17 +18,6 @@ use crate::tap::{Adapter, Tap};
 
 /// How long a connection may take to be made; then the adapter hears, and tries again.
 const CONNECT_MS: c_int = 5_000;
-/// The shortest user timeout: a peer's kernel waits 200 ms before it sends a lost segment again, a process of
-/// a busy machine may be kept from its processor for as long, and two signs of life are to fit in.
-const LEAST_TIMEOUT_NS: u64 = 3_000_000_000;
-/// Silence of a connection that owes nothing after which its peer is asked for a sign of life, at most: it
-/// may wait for an answer, and many that do not should cost little.
-const KEEP_ALIVE_SECONDS: c_int = 5;
-/// Between askings. One without an answer is enough once the user timeout is over too.
-const KEEP_ALIVE_AGAIN_SECONDS: c_int = 1;
-/// The first comes after this part of the user timeout: the kernel gives up at the first that has no answer
-/// once that is over, and a network may lose one.
-const KEEP_ALIVE_PART: c_int = 4;
 
 /// What a full socket leaves is copied if it is no longer than this.
 const SHORT_BYTES: usize = 16 * 1024;
@@ -60,6 +49,10 @@ pub(crate) struct Stream {
     pub(crate) unsent: Option<(Buffer, Range<usize>)>,
     /// When it is closed, whatever the peer does; set when flushing begins.
     pub(crate) deadline: Option<Time>,
+    /// After which silence of the peer's host it is lost, in nanoseconds.
+    pub(super) silence_ns: Option<u64>,
+    /// When something was sent first since everything was seen to be acknowledged.
+    pub(super) owed_since: Option<Time>,
     /// Whether it is tried without asking epoll.
     pub(crate) hot: bool,
     /// When it last delivered bytes.
@@ -95,6 +88,8 @@ impl Stream {
             received: Received::Nothing,
             unsent: None,
             deadline: None,
+            silence_ns: None,
+            owed_since: None,
             hot: false,
             delivered: Delivered::default(),
             held: false,
@@ -354,24 +349,8 @@ pub(crate) fn default_congestion() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-/// Limits how long a peer may be silent: sent bytes stay without acknowledgement for at most the user
-/// timeout (RFC 5482), and a peer that owes nothing is asked for a sign of life now and then.
-pub(crate) fn limit_silence(fd: &OwnedFd, user_timeout_ns: Option<u64>) -> io::Result<()> {
-    let milliseconds = match user_timeout_ns {
-        Some(timeout) => timeout.max(LEAST_TIMEOUT_NS).div_ceil(1_000_000).min(c_int::MAX as u64),
-        None => 0,
-    };
-    let milliseconds = milliseconds as c_int;
-    set_user_timeout(fd, milliseconds)?;
-    let alive = c_int::from(user_timeout_ns.is_some());
-    let idle = (milliseconds / 1000 / KEEP_ALIVE_PART).clamp(1, KEEP_ALIVE_SECONDS);
-    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle)?;
-    sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEP_ALIVE_AGAIN_SECONDS)?;
-    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, alive)
-}
-
 /// 0: the system's default.
-fn set_user_timeout(fd: &OwnedFd, milliseconds: c_int) -> io::Result<()> {
+pub(super) fn set_user_timeout(fd: &OwnedFd, milliseconds: c_int) -> io::Result<()> {
     sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds)
 }
 
@@ -402,47 +381,5 @@ pub(crate) fn loss(error: &io::Error) -> Loss {
         Some(libc::ETIMEDOUT) => Loss::TimedOut,
         Some(libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED) => Loss::Closed,
         _ => Loss::Unavailable,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsRawFd;
-    use std::time::Duration;
-
-    use super::*;
-
-    /// Whether a socket drops all that comes.
-    fn deafen(fd: &OwnedFd, deaf: bool) {
-        // BPF_RET | BPF_K: so many bytes of each packet are kept.
-        let mut nothing = libc::sock_filter { code: 6, jt: 0, jf: 0, k: 0 };
-        let program = libc::sock_fprog { len: 1, filter: &raw mut nothing };
-        let option = if deaf { libc::SO_ATTACH_FILTER } else { libc::SO_DETACH_FILTER };
-        let (value, len) = ((&raw const program).cast(), size_of_val(&program) as libc::socklen_t);
-        // SAFETY: the kernel reads a program of one instruction, both of which live for the call.
-        let set = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, value, len) };
-        assert_eq!(set, 0);
-    }
-
-    /// Time-outs of queue pairs as in `ibv_rc_pingpong`, code 14, 7 retries.
-    #[test]
-    fn an_idle_connection_outlives_a_lost_packet() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = OwnedFd::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-        let theirs = OwnedFd::from(listener.accept().unwrap().0);
-        limit_silence(&ours, Some(2_147_483_648)).unwrap();
-        let pass = |milliseconds| std::thread::sleep(Duration::from_millis(milliseconds));
-        pass(4600);
-        deafen(&theirs, true);
-        pass(900);
-        deafen(&theirs, false);
-        pass(1500);
-        sys::socket_error(&ours).unwrap();
-        assert_eq!(sys::send(&ours, b"here").unwrap(), 4);
-        // One that stays away is found out.
-        deafen(&theirs, true);
-        pass(5500);
-        assert_eq!(loss(&sys::socket_error(&ours).unwrap_err()), Loss::TimedOut);
     }
 }

@@ -81,7 +81,11 @@ impl Net {
                 return;
             }
             let sent = stream.send(adapter, now, &mut self.pool, &mut self.gather);
-            self.calls.0 += u64::from(!matches!(sent, Ok(Sent::Nothing)));
+            let sends = !matches!(sent, Ok(Sent::Nothing));
+            self.calls.0 += u64::from(sends);
+            if sends && stream.begins_to_owe() {
+                self.note_owing(now, slot);
+            }
             match sent {
                 Ok(Sent::All(sent)) => {
                     bytes += sent;
@@ -113,7 +117,11 @@ impl Net {
         let Some(stream) = self.streams.get_mut(slot) else {
             return false;
         };
-        match stream.send_rest(&mut self.pool, adapter.probe_mut()) {
+        let sent = stream.send_rest(&mut self.pool, adapter.probe_mut());
+        if stream.begins_to_owe() {
+            self.note_owing(now, slot);
+        }
+        match sent {
             Ok(false) => true,
             Ok(true) => {
                 self.watch(adapter, now, slot, READ);

@@ -24,5 +24,6 @@ mod siw;
 #[path = "../links/space.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
 mod space;
+mod stopped;
 mod users;
 mod ways;

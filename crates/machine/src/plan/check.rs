@@ -1,6 +1,6 @@
 //! What no machine can be: values that are out of range or contradict each other.
 
-use super::{Attach, CachePlan, FaultKind, NicKind, Plan, WorkloadKind};
+use super::{Attach, CachePlan, FaultKind, NicKind, Plan, Transport, WorkloadKind};
 use crate::bus::pcie;
 use crate::costs;
 
@@ -144,7 +144,8 @@ impl Plan {
         within("link.delay", self.link.delay.0, 0, 1_000_000_000_000)?;
         within("link.loss_ppm", self.link.loss_ppm.into(), 0, 1_000_000)?;
         let lanai = self.nic.kind == NicKind::Lanai;
-        within("link.mtu", self.link.mtu.into(), 576, if lanai { 16_384 } else { 9000 })?;
+        let (least, most) = if lanai { (1280, 16_384) } else { (576, 9000) };
+        within("link.mtu", self.link.mtu.into(), least, most)?;
         within("link.peers", self.link.peers.into(), 1, 64)?;
         within("link.switch_buffer", self.link.switch_buffer.0, 16 << 10, 1 << 30)
     }
@@ -175,6 +176,14 @@ impl Plan {
         let simple = matches!(work.kind, WorkloadKind::Stream | WorkloadKind::Rr);
         need(simple || self.nic.kind != NicKind::Lanai, "workload.kind", || {
             "a lanai runs stream and rr".into()
+        })?;
+        let datagrams = work.transport == Transport::Udp;
+        let lanai = self.nic.kind == NicKind::Lanai;
+        need(!datagrams || (lanai && work.kind == WorkloadKind::Rr), "workload.transport", || {
+            "udp: only rr on a lanai has datagrams; take tcp".into()
+        })?;
+        need(self.faults.is_empty() || !lanai, "faults", || {
+            "a lanai takes no faults but lost frames: set link.loss_ppm".into()
         })?;
         let one = matches!(work.kind, WorkloadKind::Stream | WorkloadKind::Maerts);
         need(!one || work.connections == 1, "workload.connections", || {

@@ -324,12 +324,25 @@ pub enum WorkloadKind {
     IscsiInitiator,
 }
 
+/// The protocol of messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Segments of a connection.
+    #[default]
+    Tcp,
+    /// Datagrams: rr on a LANai only.
+    Udp,
+}
+
 /// What runs on the machine, and how much of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkloadPlan {
     /// The program.
     pub kind: WorkloadKind,
+    /// TCP or UDP.
+    pub transport: Transport,
     /// Connections: of the -multi programs, of rr and of iSCSI; clients of the web server.
     pub connections: u32,
     /// Bytes of a call of send or recv.
@@ -529,6 +542,7 @@ impl Default for WorkloadPlan {
     fn default() -> Self {
         Self {
             kind: WorkloadKind::Maerts,
+            transport: Transport::Tcp,
             connections: 1,
             message: Bytes(64 * KB),
             request: Bytes(128),

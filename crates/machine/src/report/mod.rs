@@ -5,7 +5,7 @@ mod table;
 
 use serde::{Deserialize, Serialize};
 
-use crate::lanai::LanaiReport;
+use crate::lanai::{LanaiReport, StageTime};
 use crate::ledger::{Category, Ledger};
 use crate::plan::Plan;
 use crate::run::Snapshot;
@@ -41,6 +41,9 @@ pub struct Report {
     pub dram_gbps: f64,
     /// Percent of the cores' time in each category.
     pub cpu: Vec<Share>,
+    /// What the firmware of a LANai spends in each stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<StageTime>,
     /// Frames that the NIC had no room for.
     pub dropped: u64,
     /// Frames that were lost on links and in the switch, warm-up included.
@@ -98,6 +101,7 @@ impl Report {
             bits_per_cycle: (rx + tx) as f64 * 8.0 / cycles.max(1.0),
             dram_gbps: gbps(memory.0.dram_bytes - memory.1.dram_bytes),
             cpu: cpu.to_vec(),
+            stages: Vec::new(),
             dropped: after.traffic.rx_dropped - before.traffic.rx_dropped,
             lost: world.network.lost,
             retransmitted: host.os.retransmitted(),
@@ -123,12 +127,13 @@ impl Report {
             bits_per_cycle: 0.0,
             dram_gbps: 0.0,
             cpu: Vec::new(),
+            stages: lanai.stages.clone(),
             dropped: 0,
             lost: 0,
             retransmitted: 0,
             events: lanai.events,
             simulated_ms: lanai.ps as f64 / 1e9,
-            trace_hash: format!("{:016x}", lanai.ps ^ lanai.segments << 40),
+            trace_hash: format!("{:016x}", lanai.hash),
         }
     }
 

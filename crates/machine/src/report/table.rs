@@ -39,11 +39,11 @@ pub fn breakdown(report: &Report) -> String {
         let bar = "#".repeat((share.percent / 2.0).round() as usize);
         let _ = writeln!(text, "  {:<10} {:>5.1} %  {bar}", share.category.name(), share.percent);
     }
-    let _ = writeln!(
-        text,
-        "  memory {:.1} Gbit/s, {:.4} interrupts/KB, {:.3} bit/cycle",
-        report.dram_gbps, report.interrupts_per_kb, report.bits_per_cycle
-    );
+    if !report.stages.is_empty() {
+        stages(&mut text, report);
+    } else {
+        memory(&mut text, report);
+    }
     if report.requests_per_second > 0.0 {
         let _ = writeln!(text, "  {:.0} requests/s", report.requests_per_second);
     }
@@ -53,4 +53,23 @@ pub fn breakdown(report: &Report) -> String {
         report.lost, report.retransmitted, report.events, report.simulated_ms, report.trace_hash
     );
     text
+}
+
+/// Tables 2 and 3 of the QPIP paper.
+fn stages(text: &mut String, report: &Report) {
+    for (table, ways) in [(2, "sent"), (3, "received")] {
+        let _ = writeln!(text, "  {ways:<18} {:>8} {:>8}  (us)", "data", "ack");
+        for stage in report.stages.iter().filter(|stage| stage.table == table) {
+            let (data, ack) = (stage.data_us, stage.ack_us);
+            let _ = writeln!(text, "    {:<16} {data:>8.2} {ack:>8.2}", stage.stage);
+        }
+    }
+}
+
+fn memory(text: &mut String, report: &Report) {
+    let _ = writeln!(
+        text,
+        "  memory {:.1} Gbit/s, {:.4} interrupts/KB, {:.3} bit/cycle",
+        report.dram_gbps, report.interrupts_per_kb, report.bits_per_cycle
+    );
 }

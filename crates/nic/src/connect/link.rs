@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_mem::ring::Channel;
 
-use super::{Conn, Phase, Via, Waiting, detach, established, hello_of, pause, start_deadline};
+use super::{
+    Conn, Phase, Via, Waiting, attempt_failed, detach, established, hello_of, pause, start_deadline,
+};
 use crate::adapter::{Adapter, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::error::Fault;
@@ -53,7 +55,6 @@ fn ask<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId, link: LinkId) -> Option<(
     if let Some(state) = hub.conns.get_mut(conn) {
         state.phase = Phase::Asking { link, channel, block: block.index, bell };
     }
-    hub.limit_setup(conn);
     Some(())
 }
 
@@ -225,7 +226,7 @@ impl<P: Probe> Adapter<P> {
     /// The request of a connection over a link came to nothing.
     fn ask_again(&mut self, state: &Conn) {
         if let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) {
-            pause(qp, hub);
+            attempt_failed(qp, hub);
         }
     }
 
@@ -302,7 +303,7 @@ impl<P: Probe> Adapter<P> {
                 && let Some(state) = self.hub.remove_conn(conn)
                 && let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp))
             {
-                pause(qp, hub);
+                attempt_failed(qp, hub);
             }
         }
         for id in self.qps.keys() {

@@ -2,9 +2,11 @@
 //!
 //! Programs connect by `modify_qp` on both sides, in no agreed order. Of the two ends the one with the
 //! smaller (GID, number) reaches out when it becomes ready to receive; the other waits. Whoever is asked
-//! before its queue pair is ready keeps the request until it is. Until a connection stands, what is sent
-//! waits, at most for the retry time of the queue pair.
+//! before its queue pair is ready keeps the request for a second at most. Until a connection stands, what is
+//! sent waits: for the retry time of the queue pair while the peer cannot be reached, and as long as the
+//! peer's host answers for a peer that was reached, since its process may be stopped.
 
+mod attempt;
 mod half_open;
 mod link;
 mod own;
@@ -20,6 +22,7 @@ use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::{Initiator, Responder};
 use quipu_mem::ring::Channel;
 
+use self::attempt::{attempt_failed, is_reached, limit_startup, pause, reach_out};
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::channel::{ChannelPath, Other};
 use crate::event::{Action, StreamChange};
@@ -35,10 +38,9 @@ use crate::types::{ConnId, Gid, LinkId, QpId, QpNum, QpState, Time, WcStatus};
 use crate::unordered;
 use crate::watch;
 
-/// First pause before the peer is tried again; it doubles each time.
-const FIRST_PAUSE_NS: u64 = 500_000;
-/// Longest pause.
-const LONGEST_PAUSE_NS: u64 = 100_000_000;
+/// Longest time for which a request waits for its queue pair to become ready. The initiator cannot tell a
+/// peer whose queue pair is not ready from one whose process is stopped, until the former refuses.
+const NOT_READY_NS: u64 = 1_000_000_000;
 /// What the peer of a queue pair must know: without acknowledgements no request would complete, nor fail.
 const NEEDED: Features = Features::QUIPU.with(Features::RFC7306);
 
@@ -262,6 +264,12 @@ impl<P> Hub<P> {
         self.set_conn_alarm(id, Some(at));
     }
 
+    /// Sets the alarm for a request whose queue pair is not ready.
+    fn limit_waiting(&mut self, id: ConnId) {
+        let at = self.now.after(self.config.setup_timeout_ns.min(NOT_READY_NS));
+        self.set_conn_alarm(id, Some(at));
+    }
+
     fn count_half_open(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.half_open = true;
@@ -423,7 +431,10 @@ impl<P: Probe> Adapter<P> {
         let Phase::Waiting(waiting) = &state.phase else { return };
         let hello = waiting.hello;
         match self.find(&hello) {
-            Match::NotReady => self.supersede(conn, &hello),
+            Match::NotReady => {
+                self.supersede(conn, &hello);
+                self.hub.limit_waiting(conn);
+            }
             Match::Ready(qp) => self.grant(conn, qp),
             Match::Refused(reason) => self.refuse(conn, reason),
         }
@@ -499,8 +510,10 @@ impl<P: Probe> Adapter<P> {
             let unreached = matches!(qp.path, Path::None | Path::Pending(_) | Path::Lost);
             if !qp.qp_type.is_reliable() {
                 unreliable::give_up(qp, hub);
-            } else if stream::is_unheard(qp, hub) && qp.requester.cut == Cut::Not {
-                // The peer may be about to speak.
+            } else if (stream::is_unheard(qp, hub) || is_reached(qp, hub))
+                && qp.requester.cut == Cut::Not
+            {
+                // The peer may be about to speak, or its process is stopped.
                 qp.requester.overdue = true;
             } else if (unreached || qp.requester.cut != Cut::Not) && !qp.sq.is_empty() {
                 requester::fail_oldest(qp, hub, WcStatus::RetryExcErr);
@@ -515,49 +528,17 @@ impl<P: Probe> Adapter<P> {
         let Some(state) = self.hub.conns.get_mut(conn) else { return };
         state.alarm = None;
         let id = state.qp;
-        let (stands, asking) = match state.phase {
+        let stands = match state.phase {
             Phase::Waiting(_) => return self.refuse(conn, Reason::NotReady),
-            Phase::Open | Phase::Greeting(_) => (true, false),
-            Phase::Asking { .. } => (false, true),
-            _ => (false, false),
+            Phase::Open | Phase::Greeting(_) => true,
+            _ => false,
         };
         match id.and_then(|qp| self.qp_and_hub(qp)) {
             Some((qp, hub)) if stands => receive::stream::look_at_partial(qp, hub),
-            Some((qp, hub)) if asking => {
-                hub.abandon(conn);
-                pause(qp, hub);
-            }
             Some((qp, hub)) => stream::retry_later(qp, hub, conn),
             None => self.hub.close_stream(conn, None),
         }
     }
-}
-
-/// Asks the world below to reach the peer of `qp`.
-fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if !matches!(qp.path, Path::None) || !qp.may_receive() || qp.requester.cut != Cut::Not {
-        return;
-    }
-    match hub.new_conn(Some(qp.id), Phase::Reaching) {
-        Some(conn) => {
-            qp.path = Path::Pending(conn);
-            let sgid_index = hub.gids.index_of(&qp.attr.av);
-            hub.actions.push_back(Action::Connect { conn, peer: peer_of(qp), sgid_index });
-        }
-        None => pause(qp, hub),
-    }
-}
-
-/// Tries again after a pause.
-fn pause<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    qp.path = Path::None;
-    if !qp.may_receive() {
-        return;
-    }
-    let pause = (FIRST_PAUSE_NS << qp.requester.attempts.min(10)).min(LONGEST_PAUSE_NS);
-    qp.requester.attempts = qp.requester.attempts.saturating_add(1);
-    qp.requester.reconnect_at = Some(hub.now.after(pause));
-    requester::set_alarm(qp, hub);
 }
 
 /// A connection stands: nothing waits any more.
@@ -567,6 +548,7 @@ pub(crate) fn established<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, path: Path) {
     // Otherwise requests would wait for ever for a peer that asks again and again and never gets the reply.
     if qp.requester.cut == Cut::Not && !stream::is_unheard(qp, hub) {
         qp.requester.deadline = None;
+        qp.requester.overdue = false;
     }
     qp.requester.reconnect_at = None;
     qp.requester.attempts = 0;

@@ -7,8 +7,8 @@ use quipu_iwarp::wire::hello::{Features, Hello, Kind};
 use quipu_iwarp::{Extensions, Initiator, Negotiated, Params, Receiver, Responder, Sender};
 
 use super::{
-    Phase, Via, Waiting, established, hello_of, initiates, is_peer, lose, own_gid, pause,
-    start_deadline,
+    Phase, Via, Waiting, attempt_failed, established, hello_of, initiates, is_peer, limit_startup,
+    lose, own_gid, start_deadline,
 };
 use crate::adapter::{Adapter, Crc, Hub};
 use crate::error::{Fault, Loss};
@@ -58,9 +58,9 @@ fn open_stream<P>(
 }
 
 /// Ends an attempt over a stream, and tries again after a pause.
-pub(super) fn retry_later<P>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId) {
+pub(super) fn retry_later<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, conn: ConnId) {
     hub.close_stream(conn, None);
-    pause(qp, hub);
+    attempt_failed(qp, hub);
 }
 
 /// A stream ended over which the peer, which had asked for it, has said nothing: it gave up before the reply
@@ -136,7 +136,7 @@ impl<P: Probe> Adapter<P> {
         if let Some(state) = hub.conns.get_mut(conn) {
             state.phase = Phase::Initiating(Box::new(initiator));
         }
-        hub.limit_setup(conn);
+        limit_startup(qp, hub, conn);
         hub.ready.push_back(conn);
     }
 
@@ -265,7 +265,7 @@ impl<P: Probe> Adapter<P> {
         let Some(state) = self.hub.remove_conn(conn) else { return };
         let Some((qp, hub)) = state.qp.and_then(|qp| self.qp_and_hub(qp)) else { return };
         match &qp.path {
-            Path::Pending(pending) if *pending == conn => pause(qp, hub),
+            Path::Pending(pending) if *pending == conn => attempt_failed(qp, hub),
             Path::Stream(stream) if stream.conn == conn && stream.plain.is_some() => {
                 plain::lost(qp, hub, loss);
             }

@@ -141,16 +141,16 @@ pub(super) fn note_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, used: usize,
     }
     if !std::mem::replace(&mut stream.watched, true) {
         let conn = stream.conn;
-        let at = hub.now.after(qp.patience_ns());
+        let at = hub.now.after(qp.patience_ns(hub.config.unfinished_ns));
         hub.set_conn_alarm(conn, Some(at));
     }
 }
 
 /// An alarm of a stream has passed: looks whether the peer is silent (plain iWARP), and whether the rest of
-/// an FPDU is still on its way. If nothing has come of it for too long its length
-/// was damaged, and both ends would wait for each other for ever.
+/// an FPDU is still on its way. If nothing has come of it for too long, the peer's process is stopped, or its
+/// length was damaged, and both ends would wait for each other for ever.
 pub(crate) fn look_at_partial<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    let patience = qp.patience_ns();
+    let patience = qp.patience_ns(hub.config.unfinished_ns);
     let Path::Stream(stream) = &mut qp.path else { return };
     stream.watched = false;
     if plain::is_late(stream) {

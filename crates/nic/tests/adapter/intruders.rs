@@ -271,6 +271,8 @@ fn own_requests_take_no_room_from_others() {
             panic!("it does not ask");
         };
         pair.hosts[0].adapter.handle_reached_stream(pair.now, conn);
+        let limit = pair.hosts[0].adapter.poll_action();
+        assert!(matches!(limit, Some(Action::LimitSilence { .. })), "{limit:?}");
     }
     let adapter = &mut pair.hosts[0].adapter;
     let stranger = adapter.handle_accepted(pair.now, "10.0.0.7:7".parse().unwrap()).unwrap();

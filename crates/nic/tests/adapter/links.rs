@@ -63,6 +63,14 @@ fn whoever_asks_for_a_channel_lets_its_peer_in_before_the_answer() {
     assert_eq!(pair.polled(1), [(2, RemInvReqErr)]);
 }
 
+/// The queue pair of host 0 starts anew, so that what it has asked for is given up.
+fn start_anew(pair: &mut Pair, qps: [QpId; 2]) {
+    pair.run();
+    pair.reset(0, qps[0]);
+    pair.to_rtr(0, qps, &|_| {});
+    pair.to_rts(0, qps[0], &|attr| attr.timeout = 0);
+}
+
 /// A process that was stopped, as by a debugger, finds requests that its peer has given up meanwhile.
 #[test]
 fn a_request_that_is_granted_too_late_is_made_again() {
@@ -81,7 +89,7 @@ fn a_request_that_is_granted_too_late_is_made_again() {
                 pair.to_rtr(host, qps, &|_| {});
                 pair.to_rts(host, qps[host], &|attr| attr.timeout = 0);
             }
-            pair.later(11 * SECOND);
+            start_anew(&mut pair, qps);
             if busy {
                 pair.recv(0, qps[0], 3, &[]);
                 // What concerns this side alone is done once, though all of it is transmitted again.
@@ -113,7 +121,7 @@ fn what_was_sent_by_a_channel_that_never_stood_is_sent_again() {
             pair.to_rtr(host, qps, &|_| {});
             pair.to_rts(host, qps[host], &|attr| attr.timeout = 0);
         }
-        pair.later(11 * SECOND);
+        start_anew(&mut pair, qps);
         // It grants what was given up, and does not hear of that yet.
         pair.stopped = Some(0);
         pair.run();

@@ -32,6 +32,7 @@ mod qpip;
 mod raw;
 mod revocation;
 mod simulated;
+mod stopped;
 mod timing;
 mod turns;
 mod unordered;

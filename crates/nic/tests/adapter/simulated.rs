@@ -202,6 +202,8 @@ fn granted(pair: &mut Pair) -> ([ConnId; 2], Vec<u8>) {
     let from = std::net::SocketAddr::from((pair.hosts[0].address, 55_555));
     let accepted = pair.hosts[1].adapter.handle_accepted(now, from).unwrap();
     pair.hosts[0].adapter.handle_reached_stream(now, conn);
+    let limit = pair.hosts[0].adapter.poll_action();
+    assert!(matches!(limit, Some(Action::LimitSilence { .. })), "{limit:?}");
     let mut bytes = vec![0; 1500];
     let used = pair.hosts[0].adapter.transmit(now, conn, &mut bytes);
     pair.hosts[1].adapter.handle_stream(now, accepted, &bytes[..used]);

@@ -1,4 +1,7 @@
-//! Queue pairs over IP: figures 3 and 4 and tables 1 to 3, measured by `quipu bench` on packet links.
+//! Queue pairs over IP: figures 3 and 4 and tables 1 to 3, measured by `quipu bench` on packet links, and a
+//! simulated LANai.
+
+mod lanai;
 
 use anyhow::{Context, Result, bail};
 use quipu_figure::{Chart, Kind, Shape, Values};
@@ -37,6 +40,12 @@ const MTUS: [u64; 3] = [1500, 9000, 16_384];
 
 impl Experiment for Qpip {
     fn run(&mut self, figure: &Figure, environment: &mut Environment<'_>) -> Result<Measured> {
+        match figure.id.as_str() {
+            "model-1" => return lanai::stages(),
+            "model-2" => return lanai::round_trips(),
+            "model-3" => return lanai::throughput(),
+            _ => {}
+        }
         if self.bench.is_none() {
             let path = environment.file("qpip-plan.toml", &plan())?;
             let path = path.to_str().context("the temporary folder's name is no text")?;

@@ -12,7 +12,7 @@ use super::model::{Actor, Group, Objects, Pool, Queue, Slot, Stage};
 use super::{Mishap, Services};
 use crate::network::Partition;
 use crate::options::Service;
-use crate::plan::draw_order;
+use crate::plan::{UNFINISHED_NS, draw_order};
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// The Q_Key of all datagram queue pairs.
@@ -71,6 +71,7 @@ impl Services {
                 crc: self.plan.crc(seed[0]),
                 // Start-up over a bad link may take longer than the plan's shortest.
                 setup_timeout_ns: self.plan.setup_timeout_ns.max(5_000_000_000),
+                unfinished_ns: UNFINISHED_NS,
                 ..Config::default()
             };
             let host = world.add_host(machine, 4000 + index as u16, config, style);

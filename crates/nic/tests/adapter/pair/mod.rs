@@ -158,7 +158,7 @@ pub struct Pair {
     pub segments: Vec<Segment>,
     /// Ends of the connection that are cut: nothing arrives any more.
     pub cut: bool,
-    /// The host whose process does not run for now (SIGSTOP): what links bring it waits.
+    /// The host whose process does not run for now (SIGSTOP): what links and streams bring it waits.
     pub stopped: Option<usize>,
     /// Bytes that a socket takes at once; then the other host reads before it takes more.
     pub socket_bytes: usize,
@@ -295,6 +295,11 @@ impl Pair {
         change(&mut attr);
         let mask = TO_RTR - self.foreign_attributes(host, qps[host]);
         self.hosts[host].adapter.modify_qp(self.now, qps[host], &attr, mask).unwrap();
+    }
+
+    pub fn reset(&mut self, host: usize, qp: QpId) {
+        let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+        self.hosts[host].adapter.modify_qp(self.now, qp, &attr, QpAttrMask::STATE).unwrap();
     }
 
     pub fn to_rts(&mut self, host: usize, qp: QpId, change: &impl Fn(&mut QpAttr)) {
@@ -596,7 +601,7 @@ impl Pair {
                     wire.towards[host].clear();
                 }
                 let count = wire.towards[host].len().min(piece);
-                if count > 0 {
+                if count > 0 && self.stopped != Some(host) {
                     busy = true;
                     let bytes: Vec<u8> = wire.towards[host].drain(..count).collect();
                     wire.held[host].extend(bytes);

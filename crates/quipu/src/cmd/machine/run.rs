@@ -90,7 +90,10 @@ fn stopped(name: &str, error: &RunError) -> Failure {
     let remedy = match error {
         RunError::Driver { .. } => "correct the driver",
         RunError::TooManyEvents(_) => "raise run.max_events or shorten run.sample",
-        RunError::Standstill(_) | RunError::Circle(_) | RunError::Costs(_) => "correct the plan",
+        RunError::Standstill(_)
+        | RunError::Circle(_)
+        | RunError::Costs(_)
+        | RunError::Adapter(_) => "correct the plan",
     };
     Failure::new(format!("the run of {name} stopped"), error, remedy)
 }

@@ -7,6 +7,14 @@ use quipu_nbd::Extent;
 
 use super::file::FileDisk;
 
+/// Bytes that go through a buffer at a time: it stays in the processor's cache.
+const PIECE: usize = 64 << 10;
+
+/// Takes the bytes at a place of a range.
+pub(super) type Take<'a> = dyn FnMut(usize, &[u8]) -> io::Result<()> + 'a;
+/// Fills the bytes at a place of a range.
+pub(super) type Give<'a> = dyn FnMut(usize, &mut [u8]) -> io::Result<()> + 'a;
+
 /// A disk of a fixed size. Several threads use it at a time; ranges lie within the size.
 pub(super) trait Disk: Send + Sync {
     /// Its size in bytes.
@@ -21,6 +29,27 @@ pub(super) trait Disk: Send + Sync {
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     /// Writes.
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Reads a range in pieces: `take` gets where each begins in the range, and its bytes. So they go
+    /// from the disk to where they belong without a copy between, where the disk has them in memory.
+    fn read_pieces(&self, offset: u64, length: usize, take: &mut Take<'_>) -> io::Result<()> {
+        let mut buffer = vec![0; length.min(PIECE)];
+        for at in (0..length).step_by(PIECE) {
+            let piece = &mut buffer[..PIECE.min(length - at)];
+            self.read(offset + at as u64, piece)?;
+            take(at, piece)?;
+        }
+        Ok(())
+    }
+    /// Writes a range in pieces: `give` fills each with what belongs there, from its place in the range on.
+    fn write_pieces(&self, offset: u64, length: usize, give: &mut Give<'_>) -> io::Result<()> {
+        let mut buffer = vec![0; length.min(PIECE)];
+        for at in (0..length).step_by(PIECE) {
+            let piece = &mut buffer[..PIECE.min(length - at)];
+            give(at, piece)?;
+            self.write(offset + at as u64, piece)?;
+        }
+        Ok(())
+    }
     /// Returns when everything that was written is on stable storage.
     fn flush(&self) -> io::Result<()>;
     /// Makes a range read as zeros; with `hole` it may give the storage back.

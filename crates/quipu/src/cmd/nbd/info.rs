@@ -15,7 +15,7 @@ use super::session::{Session, Trouble};
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// The server: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH.
+    /// The server: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH or nbd+rdma://HOST[:PORT]/EXPORT.
     #[arg(value_name = "URI")]
     uri: Uri,
     /// List the names of all exports.

@@ -5,7 +5,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use quipu_nbd::Extent;
 
-use super::disk::Disk;
+use super::disk::{Disk, Give, Take};
 
 /// Bytes of a piece, which has a lock of its own and is absent until it is written.
 const PIECE: usize = 256 << 10;
@@ -79,6 +79,32 @@ impl Disk for Memory {
             bytes[part].copy_from_slice(source);
         });
         Ok(())
+    }
+
+    fn read_pieces(&self, offset: u64, length: usize, take: &mut Take<'_>) -> io::Result<()> {
+        static ZEROS: [u8; PIECE] = [0; PIECE];
+        let mut outcome = Ok(());
+        self.walk(offset, length as u64, |piece, part, at| {
+            if outcome.is_ok() {
+                outcome = match &*reading(piece) {
+                    Some(bytes) => take(at, &bytes[part]),
+                    None => take(at, &ZEROS[..part.len()]),
+                };
+            }
+        });
+        outcome
+    }
+
+    fn write_pieces(&self, offset: u64, length: usize, give: &mut Give<'_>) -> io::Result<()> {
+        let mut outcome = Ok(());
+        self.walk(offset, length as u64, |piece, part, at| {
+            if outcome.is_ok() {
+                let mut piece = writing(piece);
+                let bytes = piece.get_or_insert_with(|| vec![0; PIECE].into_boxed_slice());
+                outcome = give(at, &mut bytes[part]);
+            }
+        });
+        outcome
     }
 
     fn flush(&self) -> io::Result<()> {

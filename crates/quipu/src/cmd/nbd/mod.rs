@@ -5,9 +5,11 @@ mod disk;
 mod file;
 mod info;
 mod memory;
+mod rdma;
 mod remote;
 mod serve;
 mod session;
+mod socket;
 mod stream;
 
 use std::process::ExitCode;

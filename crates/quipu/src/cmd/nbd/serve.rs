@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use quipu::ConnectionRequest;
 use quipu_host::Interrupts;
 use quipu_nbd::uri::{PORT, Place, Uri};
 use quipu_nbd::{
@@ -19,6 +20,7 @@ use quipu_nbd::{
 
 use super::disk::{self, Disk};
 use super::memory::Memory;
+use super::rdma;
 use super::stream::{Socket, Stream};
 use super::{Failure, size};
 
@@ -42,6 +44,9 @@ pub(crate) struct Options {
     /// Listen at this UNIX socket instead.
     #[arg(long, short, value_name = "PATH")]
     unix: Option<PathBuf>,
+    /// Take queue pairs (nbd+rdma://) at the address of --listen instead of TCP connections.
+    #[arg(long, conflicts_with = "unix")]
+    rdma: bool,
     /// The name of the export.
     #[arg(long, short, value_name = "NAME", default_value = "")]
     export: String,
@@ -56,12 +61,13 @@ Examples:
   quipu nbd serve --memory 1G                        a disk in memory at 127.0.0.1:10809
   quipu nbd serve disk.img --listen 0.0.0.0:10809    a file, for other hosts
   quipu nbd serve disk.img --unix /run/disk.sock     at a UNIX socket
+  quipu nbd serve disk.img --rdma                    for queue pairs: nbd+rdma://127.0.0.1
 
 Any NBD client can use it: qemu-img info nbd://127.0.0.1, nbdcopy, nbdinfo, fio's nbd engine.
 Anybody who can reach the address can read and write the disk. Ctrl-C ends it.";
 
 /// How long a client may take for each step of the negotiation.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Replies are gathered up to this many bytes while further requests lie in the buffer.
 const GATHERED: usize = 256 << 10;
 /// Data of a read up to this are copied into the gathered replies.
@@ -127,6 +133,27 @@ fn open(options: &Options) -> Result<Box<dyn Disk>, Failure> {
 enum Door {
     Tcp(TcpListener),
     Unix(UnixListener),
+    Rdma(rdma::Door),
+}
+
+/// Who has connected.
+enum Caller {
+    Socket(Socket),
+    Rdma(ConnectionRequest),
+}
+
+impl Door {
+    fn next(&self) -> Result<Caller, Trouble> {
+        Ok(match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                let _ = stream.set_nodelay(true);
+                Caller::Socket(Socket::Tcp(stream))
+            }
+            Self::Unix(listener) => Caller::Socket(Socket::Unix(listener.accept()?.0)),
+            Self::Rdma(door) => Caller::Rdma(door.next()?),
+        })
+    }
 }
 
 fn listen(options: &Options) -> Result<(Place, Door), Failure> {
@@ -144,6 +171,16 @@ fn listen(options: &Options) -> Result<(Place, Door), Failure> {
         let door = UnixListener::bind(path).map_err(|e| failed(path.display().to_string(), e))?;
         return Ok((Place::Unix(path.clone()), Door::Unix(door)));
     }
+    if options.rdma {
+        let failed = |error: quipu::Error| {
+            let remedy = "Give an address of this host and a port that is free.";
+            Failure::new(format!("cannot listen at {}", options.listen), error, remedy)
+        };
+        let door = rdma::Door::open(options.listen).map_err(failed)?;
+        let address = door.address().map_err(failed)?;
+        let (host, port) = (address.ip().to_string(), address.port());
+        return Ok((Place::Rdma { host, port }, Door::Rdma(door)));
+    }
     let door =
         TcpListener::bind(options.listen).map_err(|e| failed(options.listen.to_string(), e))?;
     let address = door.local_addr()?;
@@ -160,9 +197,9 @@ fn leave_stale(path: &Path) {
     }
 }
 
-struct Service {
-    disk: Box<dyn Disk>,
-    export: Export,
+pub(super) struct Service {
+    pub(super) disk: Box<dyn Disk>,
+    pub(super) export: Export,
     connections: AtomicUsize,
     most: usize,
 }
@@ -170,14 +207,7 @@ struct Service {
 impl Service {
     fn accept(self: &Arc<Self>, door: &Door) {
         loop {
-            let accepted = match door {
-                Door::Tcp(listener) => listener.accept().map(|(stream, _)| {
-                    let _ = stream.set_nodelay(true);
-                    Socket::Tcp(stream)
-                }),
-                Door::Unix(listener) => listener.accept().map(|(stream, _)| Socket::Unix(stream)),
-            };
-            let Ok(socket) = accepted else {
+            let Ok(caller) = door.next() else {
                 // Descriptors are short: those of clients that leave come back.
                 thread::sleep(Duration::from_millis(100));
                 continue;
@@ -189,8 +219,7 @@ impl Service {
             }
             let service = Arc::clone(self);
             let serve = move || {
-                let outcome = Session::new(&service, socket).and_then(|mut session| session.run());
-                if let Err(trouble) = outcome {
+                if let Err(trouble) = service.attend(caller) {
                     eprintln!("a connection ended: {trouble}");
                 }
                 service.connections.fetch_sub(1, Ordering::AcqRel);
@@ -200,15 +229,51 @@ impl Service {
             }
         }
     }
+
+    /// Serves a client to its end.
+    fn attend(&self, caller: Caller) -> Result<(), Trouble> {
+        match caller {
+            Caller::Socket(socket) => Session::new(self, socket)?.run(),
+            Caller::Rdma(request) => rdma::serve(self, request),
+        }
+    }
+
+    /// Carries out a request that is neither a read nor asks for extents. `data` are those of a write.
+    pub(super) fn carry_out(
+        &self,
+        command: Command,
+        request: &Request,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let (offset, length) = (request.offset, request.length);
+        match command {
+            Command::Write => self.disk.write(offset, data)?,
+            Command::Flush => return self.disk.flush(),
+            Command::Trim => self.disk.zero(offset, length, true)?,
+            Command::WriteZeroes => {
+                let hole = !request.flags.contains(CommandFlags::NO_HOLE);
+                self.disk.zero(offset, length, hole)?;
+            }
+            Command::Read | Command::BlockStatus | Command::Cache | Command::Disconnect => {}
+        }
+        self.force(request)
+    }
+
+    /// Has a write on stable storage if its request asks for that.
+    pub(super) fn force(&self, request: &Request) -> io::Result<()> {
+        if request.flags.contains(CommandFlags::FUA) { self.disk.flush() } else { Ok(()) }
+    }
 }
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+pub(super) enum Trouble {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
     Protocol(#[from] ProtocolError),
+    #[error("{0}")]
+    QueuePair(#[from] quipu::Error),
 }
 
 /// One client.
@@ -262,26 +327,16 @@ impl<'a> Session<'a> {
     }
 
     fn execute(&mut self, command: Command, request: &Request) -> Result<(), Trouble> {
-        let (offset, length) = (request.offset, request.length);
-        let disk = &*self.service.disk;
         let outcome = match command {
             Command::Read => return self.read(request),
-            Command::Write => disk.write(offset, &self.data),
-            Command::Flush => disk.flush(),
-            Command::Trim => disk.zero(offset, length, true),
-            Command::WriteZeroes => {
-                disk.zero(offset, length, !request.flags.contains(CommandFlags::NO_HOLE))
+            Command::BlockStatus => {
+                match self.service.disk.extents(request.offset, request.length) {
+                    Ok(extents) => return Ok(self.server.reply_status(request, &extents)?),
+                    Err(error) => Err(error),
+                }
             }
-            Command::BlockStatus => match disk.extents(offset, length) {
-                Ok(extents) => return Ok(self.server.reply_status(request, &extents)?),
-                Err(error) => Err(error),
-            },
-            Command::Cache | Command::Disconnect => Ok(()),
+            _ => self.service.carry_out(command, request, &self.data),
         };
-        let outcome = outcome.and_then(|()| {
-            let now = request.flags.contains(CommandFlags::FUA) && command != Command::Flush;
-            if now { disk.flush() } else { Ok(()) }
-        });
         match outcome {
             Ok(()) => self.server.reply_done(request),
             Err(error) => self.server.reply_error(request, errno(&error)),
@@ -307,6 +362,7 @@ impl<'a> Session<'a> {
     }
 }
 
-fn errno(error: &io::Error) -> Errno {
+/// The number on the wire of an error of the disk.
+pub(super) fn errno(error: &io::Error) -> Errno {
     Errno::of_system(error.raw_os_error().unwrap_or(5))
 }

@@ -1,20 +1,16 @@
-//! A client's session over a socket: one request at a time.
+//! A client's session with a server: one request at a time.
 
 use std::io;
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use quipu_nbd::uri::{Place, Uri};
-use quipu_nbd::{
-    Client, ClientEvent, Command, CommandFlags, Errno, Export, Extent, Handshake, ProtocolError,
-    Reply, Want,
-};
+use quipu_nbd::{Command, CommandFlags, Errno, Export, Extent, Handshake, ProtocolError};
 
-use super::stream::{Socket, Stream};
+use super::rdma;
+use super::socket;
 
 /// How long a server may take for each step of the negotiation.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a session failed.
 #[derive(Debug, thiserror::Error)]
@@ -23,8 +19,12 @@ pub(super) enum Trouble {
     Io(#[from] io::Error),
     #[error("{0}")]
     Protocol(#[from] ProtocolError),
+    #[error("{0}")]
+    QueuePair(#[from] quipu::Error),
     #[error("the server closed the connection")]
     Closed,
+    #[error("the server did not reply within {0} s")]
+    Silent(u64),
     #[error("{0} is not supported by this command yet")]
     Unsupported(&'static str),
 }
@@ -38,114 +38,49 @@ impl From<Trouble> for io::Error {
     }
 }
 
-/// The session.
-pub(super) struct Session {
-    client: Client,
-    stream: Stream,
-}
+/// What became of a request: the session goes on after an error of the disk, but not after a trouble.
+pub(super) type Outcome<T> = Result<Result<T, Errno>, Trouble>;
 
-fn connect(uri: &Uri) -> Result<Stream, Trouble> {
-    if uri.tls {
-        return Err(Trouble::Unsupported("TLS"));
-    }
-    let socket = match &uri.place {
-        Place::Tcp { host, port } => {
-            let stream = TcpStream::connect((host.as_str(), *port))?;
-            stream.set_nodelay(true)?;
-            Socket::Tcp(stream)
-        }
-        Place::Unix(path) => Socket::Unix(UnixStream::connect(path)?),
-        Place::Rdma { .. } => return Err(Trouble::Unsupported("nbd+rdma")),
-        Place::Qpip { .. } => return Err(Trouble::Unsupported("nbd+qpip")),
-    };
-    Ok(Stream::new(socket))
+/// The session.
+pub(super) enum Session {
+    Socket(Box<socket::Session>),
+    Rdma(Box<rdma::Session>),
 }
 
 impl Session {
     /// Connects and begins with the URI's export.
     pub(super) fn open(uri: &Uri) -> Result<Self, Trouble> {
-        let client = Client::new(Handshake::new(&uri.export));
-        let mut session = Self { client, stream: connect(uri)? };
-        session.stream.socket().set_patience(Some(PATIENCE))?;
-        loop {
-            match session.step(&mut [])? {
-                Some(ClientEvent::Started(_)) => break,
-                Some(ClientEvent::Ended) => return Err(Trouble::Closed),
-                _ => {}
+        let wanted = Handshake::new(&uri.export);
+        Ok(match &uri.place {
+            Place::Rdma { host, port } => {
+                Self::Rdma(Box::new(rdma::Session::open((host, *port), wanted)?))
             }
-        }
-        session.stream.socket().set_patience(None)?;
-        Ok(session)
+            _ => Self::Socket(Box::new(socket::Session::open(uri, wanted)?)),
+        })
     }
 
     /// The names and descriptions of a server's exports.
     pub(super) fn list(uri: &Uri) -> Result<Vec<(String, String)>, Trouble> {
         let wanted = Handshake { list: true, ..Handshake::new(&uri.export) };
-        let mut session = Self { client: Client::new(wanted), stream: connect(uri)? };
-        session.stream.socket().set_patience(Some(PATIENCE))?;
-        let mut found = Vec::new();
-        loop {
-            match session.step(&mut [])? {
-                Some(ClientEvent::Listed { name, description }) => found.push((name, description)),
-                Some(ClientEvent::Ended) => break,
-                _ => {}
-            }
+        match &uri.place {
+            Place::Rdma { host, port } => rdma::Session::list((host, *port), wanted),
+            _ => socket::Session::list(uri, wanted),
         }
-        session.stream.send(session.client.output(), &[])?;
-        Ok(found)
     }
 
     /// The export.
     pub(super) fn export(&self) -> &Export {
-        self.client.export()
+        match self {
+            Self::Socket(session) => session.export(),
+            Self::Rdma(session) => session.export(),
+        }
     }
 
     /// Whether the server tells what is allocated.
     pub(super) fn has_status(&self) -> bool {
-        self.client.has_status()
-    }
-
-    /// Sends what is due, and takes one step of what comes. `data` is for the payload of a read.
-    fn step(&mut self, data: &mut [u8]) -> Result<Option<ClientEvent>, Trouble> {
-        if !self.client.output().is_empty() {
-            self.stream.send(self.client.output(), &[])?;
-        }
-        match self.client.wants() {
-            Want::Bytes(count) => {
-                let bytes = self.stream.take(count)?.ok_or(Trouble::Closed)?;
-                Ok(self.client.input(bytes)?)
-            }
-            Want::Payload { at, length, .. } => {
-                let (at, length) = (at as usize, length as usize);
-                self.stream.fill(&mut data[at..at + length])?;
-                Ok(self.client.payload_done()?)
-            }
-            Want::Discard(_) | Want::Nothing => Err(Trouble::Closed),
-        }
-    }
-
-    /// Makes a request and waits for its reply. `data` is written or read into, `extents` are appended to.
-    fn request(
-        &mut self,
-        command: Command,
-        (flags, offset, length): (CommandFlags, u64, u64),
-        sent: &[u8],
-        received: &mut [u8],
-        extents: &mut Vec<Extent>,
-    ) -> Result<Result<(), Errno>, Trouble> {
-        self.client.request(command, flags, offset, length);
-        self.stream.send(self.client.output(), sent)?;
-        loop {
-            match self.step(received)? {
-                Some(ClientEvent::Reply { reply: Reply::Done(result), .. }) => return Ok(result),
-                Some(ClientEvent::Reply { reply: Reply::Zeros { at, length }, .. }) => {
-                    received[at as usize..(at + length) as usize].fill(0);
-                }
-                Some(ClientEvent::Reply { reply: Reply::Extents(more), .. }) => {
-                    extents.extend(more);
-                }
-                _ => {}
-            }
+        match self {
+            Self::Socket(session) => session.has_status(),
+            Self::Rdma(session) => session.has_status(),
         }
     }
 
@@ -156,45 +91,34 @@ impl Session {
         flags: CommandFlags,
         offset: u64,
         length: u64,
-    ) -> Result<Result<(), Errno>, Trouble> {
-        self.request(command, (flags, offset, length), &[], &mut [], &mut Vec::new())
+    ) -> Outcome<()> {
+        match self {
+            Self::Socket(session) => session.order(command, flags, offset, length),
+            Self::Rdma(session) => session.order(command, flags, offset, length),
+        }
     }
 
     /// Reads.
-    pub(super) fn read(
-        &mut self,
-        offset: u64,
-        data: &mut [u8],
-    ) -> Result<Result<(), Errno>, Trouble> {
-        let length = data.len() as u64;
-        let range = (CommandFlags::empty(), offset, length);
-        self.request(Command::Read, range, &[], data, &mut Vec::new())
+    pub(super) fn read(&mut self, offset: u64, data: &mut [u8]) -> Outcome<()> {
+        match self {
+            Self::Socket(session) => session.read(offset, data),
+            Self::Rdma(session) => session.read(offset, data),
+        }
     }
 
     /// Writes.
-    pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Result<Result<(), Errno>, Trouble> {
-        let range = (CommandFlags::empty(), offset, data.len() as u64);
-        self.request(Command::Write, range, data, &mut [], &mut Vec::new())
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Outcome<()> {
+        match self {
+            Self::Socket(session) => session.write(offset, data),
+            Self::Rdma(session) => session.write(offset, data),
+        }
     }
 
     /// What is allocated, from `offset` on.
-    pub(super) fn extents(
-        &mut self,
-        offset: u64,
-        length: u64,
-    ) -> Result<Result<Vec<Extent>, Errno>, Trouble> {
-        let mut extents = Vec::new();
-        let range = (CommandFlags::empty(), offset, length);
-        let done = self.request(Command::BlockStatus, range, &[], &mut [], &mut extents)?;
-        Ok(done.map(|()| extents))
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        if self.client.wants() != Want::Nothing {
-            self.client.disconnect();
-            let _ = self.stream.send(self.client.output(), &[]);
+    pub(super) fn extents(&mut self, offset: u64, length: u64) -> Outcome<Vec<Extent>> {
+        match self {
+            Self::Socket(session) => session.extents(offset, length),
+            Self::Rdma(session) => session.extents(offset, length),
         }
     }
 }

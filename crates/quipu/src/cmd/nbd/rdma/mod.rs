@@ -1,0 +1,35 @@
+//! NBD over reliable connected queue pairs (`specs/nbd-queue-pairs.md`).
+
+mod client;
+mod memory;
+mod server;
+mod session;
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Mutex;
+
+use quipu::{Device, Error};
+use quipu_nbd::messages::Terms;
+
+pub(super) use server::{Door, serve};
+pub(super) use session::Session;
+
+/// What both ends say: data of a block of most file systems still lie in the message.
+const TERMS: Terms = Terms { credits: 32, inline: 4096 };
+
+/// Opens the adapter, once for the process.
+fn device() -> Result<Device, Error> {
+    static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
+    let mut device = DEVICE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if device.is_none() {
+        *device = Some(Device::from_env()?);
+    }
+    Ok(device.clone().expect("opened above"))
+}
+
+/// The address of a host by its name.
+fn resolve((host, port): (&str, u16)) -> std::io::Result<SocketAddr> {
+    (host, port).to_socket_addrs()?.next().ok_or_else(|| {
+        std::io::Error::new(std::io::ErrorKind::NotFound, format!("{host} has no address"))
+    })
+}
