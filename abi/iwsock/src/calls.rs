@@ -308,7 +308,7 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
             let into = unsafe {
                 ((*message).msg_namelen, (*message).msg_controllen) = (0, 0);
                 (*message).msg_flags = 0;
-                first((*message).msg_iov, (*message).msg_iovlen as usize)
+                first((*message).msg_iov, (*message).msg_iovlen)
             };
             read_into(&socket, fd, into, flags)
         }
@@ -374,7 +374,7 @@ unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_
     match table::get(fd) {
         Some(socket) if !message.is_null() => {
             // SAFETY: the program's message, and its list.
-            let bytes = unsafe { joined((*message).msg_iov, (*message).msg_iovlen as usize) };
+            let bytes = unsafe { joined((*message).msg_iov, (*message).msg_iovlen) };
             write_from(&socket, fd, &bytes, flags)
         }
         _ => next!(c"sendmsg", (fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t),

@@ -14,13 +14,16 @@ static SOCKETS: Mutex<Vec<Arc<Socket>>> = Mutex::new(Vec::new());
 /// An eventfd that wakes the thread; -1 before it is started.
 static BELL: AtomicI32 = AtomicI32::new(-1);
 
-fn sockets() -> MutexGuard<'static, Vec<Arc<Socket>>> {
+fn sockets() -> List {
     SOCKETS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The lock of the list.
+type List = MutexGuard<'static, Vec<Arc<Socket>>>;
+
 thread_local! {
     /// What the thread that forks holds meanwhile.
-    static HELD: RefCell<Option<MutexGuard<'static, Vec<Arc<Socket>>>>> = const { RefCell::new(None) };
+    static HELD: RefCell<Option<List>> = const { RefCell::new(None) };
 }
 
 /// Asks to be told of children: the thread is not there.

@@ -60,7 +60,7 @@ mod digest_tests {
 
     #[test]
     fn pieces_give_the_same_as_the_whole() {
-        let bytes: Vec<u8> = (0..5000_u32).map(|at| (at * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..5000_u32).map(|at| ((at * 7) >> 3) as u8).collect();
         for cut in [0, 1, 3, 64, 999, 1024, 4096, 5000] {
             let mut digest = Digest::new();
             digest.update(&bytes[..cut]);

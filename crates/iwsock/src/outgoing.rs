@@ -178,7 +178,7 @@ impl Endpoint {
         }
         let Some(work) = self.posted.front() else { return false };
         match work.operation {
-            Operation::Read { .. } if self.reads.len() >= self.max_reads => return false,
+            Operation::Read { .. } if self.reads.len() >= self.max_reads => false,
             Operation::Read { stag, to } => {
                 self.request_read(stag, to);
                 // Nothing is left to be framed of it; the loop goes on.

@@ -163,7 +163,7 @@ fn an_endpoint_and_a_queue_pair_exchange_messages_writes_and_reads() {
     for (role, crc) in [(Role::Initiator, true), (Role::Responder, true), (Role::Responder, false)]
     {
         let mut mixed = Mixed::new(role, crc);
-        let pattern: Vec<u8> = (0..100_000_u32).map(|at| (at * 13 >> 4) as u8).collect();
+        let pattern: Vec<u8> = (0..100_000_u32).map(|at| ((at * 13) >> 4) as u8).collect();
         mixed.ram.0[..100_000].copy_from_slice(&pattern);
         let (ok, good) = (Status::Success, WcStatus::Success);
         let remote = mixed.segment.addr() as u64;

@@ -1,18 +1,19 @@
 //! `quipu sockets`: becomes the program, whose TCP connections on this machine go through memory.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use quipu_sockets::report::{self, Reason, Row};
+use quipu_sockets::report::Reason;
 
 use super::failure::Failure;
 use super::{elf, libraries, run};
 
 mod measure;
+mod processes;
+
+pub(super) use self::processes::{Process, processes};
 
 /// What to run, or to show.
 #[derive(clap::Args)]
@@ -111,27 +112,13 @@ pub(crate) fn preload() -> Result<OsString, Failure> {
 
 /// Prints what the processes of this user show.
 fn show() -> Result<ExitCode, Failure> {
-    let user = fs::metadata("/proc/self").map(|data| data.uid()).unwrap_or_default();
-    let folder = PathBuf::from(report::folder(user));
-    let mut processes: Vec<(u32, Vec<Row>)> = Vec::new();
-    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        if !Path::new("/proc").join(&name).exists() {
-            // Its process was killed.
-            let _ = fs::remove_file(entry.path());
-            continue;
-        }
-        let text = fs::read_to_string(entry.path()).unwrap_or_default();
-        processes.push((process, text.lines().filter_map(Row::decode).collect()));
-    }
-    processes.sort_by_key(|(process, _)| *process);
-    if processes.iter().all(|(_, rows)| rows.is_empty()) {
+    let processes = processes();
+    if processes.iter().all(|process| process.rows.is_empty()) {
         println!("none of your programs has opened a connection yet");
         return Ok(ExitCode::SUCCESS);
     }
-    for (process, rows) in &processes {
-        for line in lines(*process, rows) {
+    for process in &processes {
+        for line in lines(process) {
             println!("{line}");
         }
     }
@@ -139,14 +126,25 @@ fn show() -> Result<ExitCode, Failure> {
 }
 
 /// The part of the report that is about one process.
-fn lines(process: u32, rows: &[Row]) -> Vec<String> {
-    let program = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+fn lines(process: &Process) -> Vec<String> {
+    let Process { number, program, totals, rows } = process;
     let raised = rows.iter().filter(|row| row.reason == Reason::None).count();
-    let mut lines = vec![format!(
-        "{process} {}: {raised} of {} connections raised",
-        program.trim_end(),
-        rows.len()
-    )];
+    let mut lines =
+        vec![format!("{number} {program}: {raised} of {} connections raised", rows.len())];
+    if let Some(totals) = totals {
+        lines.push(format!(
+            "  in all: {} raised, {} lowered; sent {} by memory, {} by TCP; received {} by memory, {} by \
+             TCP; {} withdrawals, {} wake-ups",
+            totals.raises,
+            totals.lowers,
+            totals.sent.0,
+            totals.sent.1,
+            totals.received.0,
+            totals.received.1,
+            totals.withdrawals,
+            totals.wake_ups
+        ));
+    }
     lines.extend(rows.iter().map(|row| {
         let (local, remote) = &row.addresses;
         format!(
@@ -166,6 +164,8 @@ fn lines(process: u32, rows: &[Row]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use quipu_sockets::report::{Row, Totals};
+
     use super::*;
 
     #[test]
@@ -179,9 +179,17 @@ mod tests {
             withdrawals: 0,
         };
         let raised = Row { reason: Reason::None, ..row.clone() };
-        let lines = lines(std::process::id(), &[row, raised]);
-        assert!(lines[0].ends_with("1 of 2 connections raised"), "{}", lines[0]);
-        assert!(lines[1].contains("the other end does not run Quipu"), "{}", lines[1]);
-        assert!(lines[2].contains("raised;"), "{}", lines[2]);
+        let totals = Totals { raises: 3, wake_ups: 9, ..Totals::default() };
+        let process = Process {
+            number: 7,
+            program: "redis-server".into(),
+            totals: Some(totals),
+            rows: vec![row, raised],
+        };
+        let lines = lines(&process);
+        assert_eq!(lines[0], "7 redis-server: 1 of 2 connections raised");
+        assert!(lines[1].starts_with("  in all: 3 raised, 0 lowered;"), "{}", lines[1]);
+        assert!(lines[2].contains("the other end does not run Quipu"), "{}", lines[2]);
+        assert!(lines[3].contains("raised;"), "{}", lines[3]);
     }
 }

@@ -53,8 +53,8 @@ pub(super) fn run(quick: bool) -> Result<ExitCode, Failure> {
     for _ in 0..rounds {
         for (way, samples) in WAYS.iter().zip(&mut samples) {
             let mut command = Command::new(&own);
-            command.args(["sockets", "--measure-end", way.name]);
-            command.env_remove("LD_PRELOAD").env("QUIPU_MEASURE_NS", nanoseconds(slice));
+            let end = format!("{}:{}", way.name, slice.as_millis());
+            command.args(["sockets", "--measure-end", &end]).env_remove("LD_PRELOAD");
             if way.preloads {
                 command.env("LD_PRELOAD", &library);
             }
@@ -77,10 +77,6 @@ pub(super) fn run(quick: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn nanoseconds(time: Duration) -> String {
-    time.as_nanos().to_string()
-}
-
 fn row(way: &Way, samples: Vec<[Vec<f64>; 2]>) -> Value {
     let (mut latency, mut bandwidth) = (Vec::new(), Vec::new());
     for [times, speeds] in samples {
@@ -100,14 +96,19 @@ impl Drop for Peer {
     }
 }
 
-/// One turn of a way, as the process that measures; it starts the other one. Prints, for each size, the
-/// one-way latency in microseconds and the bandwidth in Mbit/s.
-pub(super) fn end(way: &str) -> Result<ExitCode, Failure> {
-    let (name, port) = way.split_once(':').map_or((way, None), |(name, port)| (name, Some(port)));
-    let way = WAYS.iter().find(|way| way.name == name).ok_or_else(|| failed("no such way"))?;
-    match port {
-        Some(port) => answer(way, port).map_err(failed)?,
-        None => ask(way).map_err(failed)?,
+/// One process of a turn. `WAY:MS` measures, so many milliseconds for each value, and starts the other one,
+/// which is `WAY:0:PORT`. Prints, for each size, the one-way latency in microseconds and the bandwidth in
+/// Mbit/s.
+pub(super) fn end(text: &str) -> Result<ExitCode, Failure> {
+    let words: Vec<&str> = text.split(':').collect();
+    let way = |name| WAYS.iter().find(|way| way.name == name).ok_or_else(|| failed("no such way"));
+    match words[..] {
+        [name, slice] => {
+            let slice = Duration::from_millis(slice.parse().map_err(failed)?);
+            ask(way(name)?, slice).map_err(failed)?;
+        }
+        [name, _, port] => answer(way(name)?, port).map_err(failed)?,
+        _ => return Err(failed("WAY:MS or WAY:0:PORT")),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -120,11 +121,9 @@ fn prepare(stream: &TcpStream, way: &Way, is_initiator: bool) -> io::Result<()> 
     }
 }
 
-fn ask(way: &Way) -> io::Result<()> {
-    let slice = std::env::var("QUIPU_MEASURE_NS").ok().and_then(|text| text.parse().ok());
-    let slice = Duration::from_nanos(slice.unwrap_or(15_000_000));
+fn ask(way: &Way, slice: Duration) -> io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let name = format!("{}:{}", way.name, listener.local_addr()?.port());
+    let name = format!("{}:0:{}", way.name, listener.local_addr()?.port());
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sockets", "--measure-end", &name]).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut peer = Peer(command.spawn()?);
