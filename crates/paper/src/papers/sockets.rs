@@ -114,7 +114,10 @@ mod tests {
 
     #[test]
     fn facts_come_from_the_measurement() {
-        let way = |name: &str, latency: f64, bandwidth: f64| json!({"name": name, "latency_us": [latency; 3], "bandwidth_mbps": [bandwidth; 3]});
+        let way = |name: &str, latency: f64, bandwidth: f64| {
+            let (latency, bandwidth) = ([latency; 3], [bandwidth; 3]);
+            json!({"name": name, "latency_us": latency, "bandwidth_mbps": bandwidth})
+        };
         let ways = [
             way("tcp", 10.0, 1000.0),
             way("library", 10.5, 990.0),
