@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 10] = [
+const LIBRARIES: [(&str, &str); 11] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
@@ -24,6 +24,7 @@ const LIBRARIES: [(&str, &str); 10] = [
     ("libsplitc.so", "libsplitc.so"),
     ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
     ("libiwsock.so", "libiwsock.so.1"),
+    ("libquipu_sdp_preload.so", "libquipu_sdp_preload.so"),
 ];
 /// What says to tools for finding errors what they cannot know of the libraries.
 const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
@@ -36,7 +37,7 @@ const LINKS: [(&str, &str); 6] = [
     ("libiwsock.so.1", "libiwsock.so"),
     ("libvipl.so.1", "libvipl.so"),
 ];
-const PACKAGES: [&str; 11] = [
+const PACKAGES: [&str; 12] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
@@ -48,6 +49,7 @@ const PACKAGES: [&str; 11] = [
     "quipu-splitc-runtime",
     "quipu-sockets-preload",
     "quipu-libiwsock",
+    "quipu-sdp-preload",
 ];
 
 /// What to build, and for which machine.

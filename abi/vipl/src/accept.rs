@@ -72,7 +72,10 @@ impl Nic {
         let accept = Message::Accept(End { attributes: own, endpoint });
         let deadline = Deadline::after(HANDSHAKE.as_millis() as c_ulong);
         let sent = stream.write_all(&accept.to_bytes());
-        match sent.map_err(|_| Code::Timeout).and_then(|()| read_message(&mut stream, deadline)) {
+        match sent
+            .map_err(|_| Code::Timeout)
+            .and_then(|()| read_message(&mut stream, deadline, &|| true))
+        {
             Ok(Message::Joined) => {}
             // The requester has given up.
             _ => return Err(Code::Timeout),

@@ -24,6 +24,12 @@ use crate::nic::{Deadline, Nic, poll, readable, say};
 /// Listeners beyond these are closed when nobody waits at them.
 const MAX_IDLE_LISTENERS: usize = 64;
 const STACK: usize = 256 << 10;
+/// How long a VI whose peer has gone waits for what is under way: acknowledgements of its sends, which come
+/// by another way than the news.
+const LAST_WORDS: Duration = Duration::from_millis(250);
+/// How long an unreliable one waits at least, whose peer does not wait for acknowledgements.
+const STRAGGLERS: Duration = Duration::from_millis(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A wait of the program.
 struct Waiting {
@@ -39,6 +45,13 @@ pub(crate) struct Watched {
     pub(crate) generation: u32,
     /// A message that has come in part.
     bytes: Vec<u8>,
+}
+
+/// A VI whose peer has gone.
+struct Leaving {
+    vi: Id,
+    generation: u32,
+    since: Instant,
 }
 
 #[derive(Default)]
@@ -163,7 +176,7 @@ impl Control {
 
     /// What the thread does.
     fn run(&self, nic: &Weak<Nic>) {
-        let mut doorstep = Doorstep::default();
+        let (mut doorstep, mut leaving) = (Doorstep::default(), Vec::new());
         loop {
             let Some(strong) = nic.upgrade().filter(|nic| !nic.is_closed()) else { return };
             let rings = self.completions(&strong);
@@ -175,12 +188,14 @@ impl Control {
             fds.extend(listeners.iter().map(|listener| readable(listener.as_raw_fd())));
             fds.extend(doorstep.fds().map(readable));
             fds.extend(watched.iter().map(|stream| readable(stream.as_raw_fd())));
-            poll(&mut fds, doorstep.timeout(Instant::now()));
+            let soon = (!leaving.is_empty()).then_some(LOOK_AGAIN);
+            let timeout = doorstep.timeout(Instant::now()).into_iter().chain(soon).min();
+            poll(&mut fds, timeout);
             self.0.bell.clear();
             doorstep.accept(&listeners, Instant::now());
             doorstep.read(self, expects, Instant::now());
             let Some(strong) = nic.upgrade().filter(|nic| !nic.is_closed()) else { return };
-            self.look_at_connections(&strong);
+            self.look_at_connections(&strong, &mut leaving);
         }
     }
 
@@ -209,14 +224,32 @@ impl Control {
     }
 
     /// Reads what peers of VIs have to say, and finds those that are gone.
-    fn look_at_connections(&self, nic: &Nic) {
+    fn look_at_connections(&self, nic: &Nic, leaving: &mut Vec<Leaving>) {
         let mut news = Vec::new();
         self.lock().watched.retain_mut(|watched| watched.read(&mut news));
         // In the order of all locks: the state, then this.
         let mut state = nic.lock();
         for (vi, generation, cause) in news {
-            nic.lost(&mut state, vi, generation, cause);
+            match cause {
+                Some(cause) => nic.blamed(&mut state, vi, generation, cause),
+                None => leaving.push(Leaving { vi, generation, since: Instant::now() }),
+            }
         }
+        if leaving.is_empty() {
+            return;
+        }
+        // What the peers sent before they left comes first.
+        nic.pump(&mut state);
+        leaving.retain(|Leaving { vi, generation, since }| {
+            let age = since.elapsed();
+            if age < LAST_WORDS
+                && nic.has_last_words(&mut state, *vi, *generation, age < STRAGGLERS)
+            {
+                return true;
+            }
+            nic.lost(&mut state, *vi, *generation);
+            false
+        });
     }
 }
 

@@ -65,7 +65,7 @@ fn name_of(host: IpAddr) -> Outcome<Vec<u8>> {
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(at.ip().octets()) },
                 sin_zero: [0; 8],
             };
-            look_up(&at, &mut name)
+            look_up_or_spell(&at, &mut name)
         }
         SocketAddr::V6(at) => {
             let at = libc::sockaddr_in6 {
@@ -75,7 +75,7 @@ fn name_of(host: IpAddr) -> Outcome<Vec<u8>> {
                 sin6_addr: libc::in6_addr { s6_addr: at.ip().octets() },
                 sin6_scope_id: 0,
             };
-            look_up(&at, &mut name)
+            look_up_or_spell(&at, &mut name)
         }
     };
     if looked_up != 0 {
@@ -85,7 +85,15 @@ fn name_of(host: IpAddr) -> Outcome<Vec<u8>> {
     Ok(name.to_bytes_with_nul().to_vec())
 }
 
-fn look_up<A>(at: &A, name: &mut [u8; 1025]) -> c_int {
+/// The name of an address; its digits where the resolver has none or does not answer.
+fn look_up_or_spell<A>(at: &A, name: &mut [u8; 1025]) -> c_int {
+    match look_up(at, name, 0) {
+        0 => 0,
+        _ => look_up(at, name, libc::NI_NUMERICHOST),
+    }
+}
+
+fn look_up<A>(at: &A, name: &mut [u8; 1025], flags: c_int) -> c_int {
     // SAFETY: a socket address with its length, and room with its length.
     unsafe {
         libc::getnameinfo(
@@ -95,7 +103,7 @@ fn look_up<A>(at: &A, name: &mut [u8; 1025]) -> c_int {
             name.len() as libc::socklen_t,
             std::ptr::null_mut(),
             0,
-            0,
+            flags,
         )
     }
 }

@@ -90,7 +90,8 @@ impl Task {
         let mut pause = FIRST_PAUSE;
         while !self.peer.is_over() && !self.nic.is_closed() {
             if !listens {
-                match self.nic.dial(&self.asked, self.deadline) {
+                let goes_on = || self.nic.goes_on(self.id, self.link.0);
+                match self.nic.dial(&self.asked, self.deadline, &goes_on) {
                     Ok(accepted) => {
                         return self.nic.finish(self.id, self.link.0, own, accepted);
                     }

@@ -27,8 +27,13 @@ const SLICE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 ///
-/// [`Code::Timeout`]; [`Code::ErrorResource`] if the peer closes the connection or says nonsense.
-pub(crate) fn read_message(stream: &mut TcpStream, deadline: Deadline) -> Outcome<Message> {
+/// [`Code::Timeout`]; [`Code::InvalidState`] if the call is not to go on; [`Code::ErrorResource`] if the peer
+/// closes the connection or says nonsense.
+pub(crate) fn read_message(
+    stream: &mut TcpStream,
+    deadline: Deadline,
+    goes_on: &dyn Fn() -> bool,
+) -> Outcome<Message> {
     let mut bytes = Vec::new();
     loop {
         match first_body(&bytes) {
@@ -52,7 +57,11 @@ pub(crate) fn read_message(stream: &mut TcpStream, deadline: Deadline) -> Outcom
         match stream.read(&mut more[..wanted.min(MAX_LEN)]) {
             Ok(0) => return Err(Code::ErrorResource),
             Ok(count) => bytes.extend(&more[..count]),
-            Err(error) if is_patience(&error) => {}
+            Err(error) if is_patience(&error) => {
+                if !goes_on() {
+                    return Err(Code::InvalidState);
+                }
+            }
             Err(_) => return Err(Code::ErrorResource),
         }
     }
@@ -71,15 +80,25 @@ pub(crate) struct Accepted {
 
 impl Nic {
     /// Asks at all ports at which somebody may wait.
-    pub(crate) fn dial(&self, request: &Request, deadline: Deadline) -> Outcome<Accepted> {
+    pub(crate) fn dial(
+        &self,
+        request: &Request,
+        deadline: Deadline,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Outcome<Accepted> {
         let host = self.reachable(request.remote.host);
         for port in ports(&request.remote.discriminator) {
-            match self.ask(SocketAddr::new(host, port), request, deadline) {
+            match self.ask(SocketAddr::new(host, port), request, deadline, goes_on) {
                 Err(Code::NoMatch) => {}
                 other => return other,
             }
         }
         Err(Code::NoMatch)
+    }
+
+    /// Whether a VI still wants the connection that it has requested.
+    pub(crate) fn goes_on(&self, id: Id, generation: u32) -> bool {
+        !self.is_closed() && self.lock().linked(id, generation).is_ok()
     }
 
     /// Where a program is that calls itself by this address: an address of the loopback is the own one.
@@ -88,7 +107,13 @@ impl Nic {
         if host.is_loopback() && !own.is_loopback() && !self.has_all_addresses { own } else { host }
     }
 
-    fn ask(&self, at: SocketAddr, request: &Request, deadline: Deadline) -> Outcome<Accepted> {
+    fn ask(
+        &self,
+        at: SocketAddr,
+        request: &Request,
+        deadline: Deadline,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Outcome<Accepted> {
         let mut stream = connect(at, deadline)?;
         let left = deadline.left().unwrap_or(Duration::MAX);
         let timeout_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
@@ -97,7 +122,7 @@ impl Nic {
         if stream.write_all(&request.to_bytes()).is_err() {
             return Err(Code::NoMatch);
         }
-        match read_message(&mut stream, deadline) {
+        match read_message(&mut stream, deadline, goes_on) {
             Ok(Message::Accept(end)) => Ok(Accepted { stream, end }),
             Ok(Message::Reject) => Err(Code::Reject),
             // Another program may have the port.
@@ -124,7 +149,7 @@ impl Nic {
         let sent = stream.write_all(&Message::Joined.to_bytes());
         let joined = sent
             .map_err(|_| Code::ErrorResource)
-            .and_then(|()| read_message(&mut stream, deadline));
+            .and_then(|()| read_message(&mut stream, deadline, &|| true));
         if !matches!(joined, Ok(Message::Joined)) || stream.set_nonblocking(true).is_err() {
             self.disconnect(&mut self.lock(), id);
             return Err(Code::Timeout);
@@ -191,7 +216,8 @@ fn request(
     let (generation, endpoint) = nic.begin(id)?;
     let end = End { attributes, endpoint };
     let asked = Request { is_peer: false, nonce: 0, timeout_ms: 0, local, remote, end };
-    let accepted = nic.dial(&asked, deadline);
+    let goes_on = || nic.goes_on(id, generation);
+    let accepted = nic.dial(&asked, deadline, &goes_on);
     let joined = accepted.and_then(|accepted| nic.finish(id, generation, attributes, accepted));
     match joined {
         Ok(theirs) => give(out, shown(&theirs, std::ptr::null_mut())),

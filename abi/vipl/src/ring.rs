@@ -6,7 +6,7 @@ use quipu::{
     Completion, CompletionQueue, Key, QueuePair, RemoteMemory, Request, Sge, WcExtra, WcOpcode,
     WcStatus,
 };
-use quipu_via::codes::{AsyncError, Resource, Status};
+use quipu_via::codes::{AsyncError, Reliability, Resource, State as ViState, Status};
 use quipu_via::descriptor::{Operation, Request as Asked};
 use quipu_via::message::{Cause, Message};
 use quipu_via::queue::{Ending, Head, Next};
@@ -218,26 +218,40 @@ impl Nic {
         }
     }
 
-    /// The peer of a VI is gone, or says why it goes.
-    pub(crate) fn lost(&self, state: &mut State, id: Id, generation: u32, cause: Option<Cause>) {
-        // What it sent before comes first.
-        self.pump(state);
-        let Some(entry) = state.vis.get_mut(&id) else { return };
-        if entry.link.as_ref().is_none_or(|link| link.generation != generation) {
+    /// Whether something of a connection may still be under way although the peer has left: sends without
+    /// an outcome, and at the unreliable level whatever is `early`.
+    pub(crate) fn has_last_words(
+        &self,
+        state: &mut State,
+        id: Id,
+        generation: u32,
+        early: bool,
+    ) -> bool {
+        let Ok(entry) = state.linked(id, generation) else { return false };
+        let is_unreliable = entry.vi.attributes.reliability == Reliability::Unreliable;
+        entry.vi.state() == ViState::Connected
+            && (entry.vi.queue(Side::Send).in_adapter() > 0 || early && is_unreliable)
+    }
+
+    /// The peer says that a request of its own was refused here.
+    pub(crate) fn blamed(&self, state: &mut State, id: Id, generation: u32, cause: Cause) {
+        if state.linked(id, generation).is_err() {
             return;
         }
         let error = match cause {
-            Some(Cause::WriteRefused) => AsyncError::RdmaWriteProtection,
-            Some(Cause::ReadRefused) => AsyncError::RdmaReadProtection,
-            Some(Cause::NoReceive) => AsyncError::ReceiveQueueEmpty,
-            None => AsyncError::ConnectionLost,
+            Cause::WriteRefused => AsyncError::RdmaWriteProtection,
+            Cause::ReadRefused => AsyncError::RdmaReadProtection,
+            Cause::NoReceive => AsyncError::ReceiveQueueEmpty,
         };
         self.raise(id, error, Resource::Vi, None);
-        if cause.is_some() {
-            return;
-        }
+    }
+
+    /// The peer of a VI is gone.
+    pub(crate) fn lost(&self, state: &mut State, id: Id, generation: u32) {
+        let Ok(entry) = state.linked(id, generation) else { return };
         let mut done = Completed::new();
         let breaks = entry.vi.change(Event::Break, &mut done).is_ok();
+        self.raise(id, AsyncError::ConnectionLost, Resource::Vi, None);
         self.deliver(state, id, &mut done);
         if breaks {
             self.broken(state, id, None);

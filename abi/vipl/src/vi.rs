@@ -151,9 +151,8 @@ impl Nic {
             peer.cancel();
         }
         let mut done = Completed::new();
-        if entry.vi.state() != ViState::Idle {
-            let _ = entry.vi.change(Event::Disconnect, &mut done);
-        }
+        // Receives that an IDLE VI holds are flushed, too: the program has no other way to get them back.
+        let _ = entry.vi.change(Event::Disconnect, &mut done);
         // First the queue pair, so that nothing touches the memory of what is flushed.
         state.unlink(id);
         self.deliver(state, id, &mut done);

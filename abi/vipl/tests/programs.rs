@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 mod cdylib;
 #[path = "../../types/testing/needs.rs"]
 mod needs;
+#[path = "../../types/testing/network.rs"]
+mod network;
 
 /// The folder of the library under the name that programs look for.
 fn library() -> &'static Path {
@@ -39,6 +41,7 @@ fn output(program: &Path, args: &[&str], address: &str, environment: &[(&str, &s
     let mut command = Command::new("timeout");
     command.arg("100").arg(program).args(args);
     command.env("LD_LIBRARY_PATH", library()).env("QUIPU_ADDRESS", address);
+    network::of_its_own(&mut command);
     command.envs(environment.iter().copied()).output().expect("the program starts")
 }
 
@@ -75,4 +78,56 @@ fn the_example_measures_latency_and_bandwidth() {
     assert!(output.status.success(), "{:?} {said}", output.status);
     assert_eq!(said.lines().count(), 11, "{said}");
     assert!(said.lines().last().unwrap().starts_with("  1048576"), "{said}");
+}
+
+#[test]
+fn rdma_reaches_what_it_may_and_nothing_else() {
+    succeed_everywhere("tests/c/rdma.c");
+}
+
+#[test]
+fn completion_queues_and_handlers_report_each_descriptor() {
+    succeed_everywhere("tests/c/queues.c");
+}
+
+#[test]
+fn connections_return_their_codes() {
+    succeed_everywhere("tests/c/connect.c");
+}
+
+#[test]
+fn peers_meet_whoever_comes_first() {
+    succeed_everywhere("tests/c/peers.c");
+}
+
+#[test]
+fn careless_calls_get_codes() {
+    succeed_everywhere("tests/c/codes.c");
+    succeed("tests/c/codes.c", &[], "127.0.0.1", &[("QUIPU_VIPL_STRICT", "1")]);
+}
+
+#[test]
+fn errors_break_what_the_reliability_level_says() {
+    succeed_everywhere("tests/c/errors.c");
+    succeed("tests/c/errors.c", &[], "127.0.0.1", &[("QUIPU_VIPL_RNR", "0")]);
+}
+
+#[test]
+fn names_are_those_of_the_resolver() {
+    succeed_everywhere("tests/c/names.c");
+}
+
+#[test]
+fn the_header_has_the_layout_that_programs_know() {
+    for flags in [&[][..], &["-DVIPL_NAMES_1_0"]] {
+        compile("tests/c/layout.c", flags);
+    }
+}
+
+#[test]
+fn programs_of_cxx_take_the_header() {
+    let Some(mut compile) = needs::compiler() else { return };
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/vipl.h");
+    compile.args(["-xc++", "-std=c++98", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]);
+    assert!(compile.arg(header).status().expect("cc").success());
 }

@@ -29,6 +29,7 @@
 //! | `lanai` | the programmable NIC of the QPIP paper |
 //! | `bench` | a NIC without software, for tests |
 //! | `workload` | the programs |
+//! | [`checks`] | the lower rungs of the validation ladder |
 //! | `run`, `report`, `trace`, `sweep` | running a plan; what came of it; many values |
 //!
 //! Software (programs, kernel, drivers) is asynchronous functions, one for each core; hardware is values that
@@ -37,6 +38,7 @@
 
 mod bench;
 mod bus;
+pub mod checks;
 mod costs;
 mod cpu;
 mod error;

@@ -13,6 +13,7 @@ mod frame;
 mod packet;
 mod pcapng;
 mod prometheus;
+mod roce;
 mod sample;
 
 pub use capture::{Capture, Limits, Message, Pair, StreamEnds, StreamId};
@@ -20,6 +21,7 @@ pub use packet::Direction;
 pub use pcapng::Interface;
 pub use prometheus::{CONTENT_TYPE, prometheus};
 pub use quipu_iwarp::wire::hello::Hello;
+pub use roce::{SdpCapture, SdpEnds};
 pub use sample::{
     DROP_REASONS, ENGINE, ENGINE_METRICS, MAX_BYTES, MAX_QUEUE_PAIRS, Metric, NoSample, PATHS,
     QueuePair, REASONS, STATES, STATUSES, Sample, WORK, WORK_METRICS,

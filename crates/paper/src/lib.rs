@@ -10,6 +10,7 @@
 //! | [`data`] | papers, figures and facts as values; the embedded files |
 //! | [`experiment`] | what an experiment gets and returns |
 //! | [`mod@compare`] | published, ours, ratio, verdict |
+//! | [`ladder`] | what is checked of the simulated hosts themselves |
 //! | [`report`] | the results as text, JSON and HTML |
 //! | `papers` | the experiments, one module per paper |
 //!
@@ -20,6 +21,7 @@
 pub mod compare;
 pub mod data;
 pub mod experiment;
+pub mod ladder;
 mod papers;
 pub mod report;
 

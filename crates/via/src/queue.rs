@@ -90,6 +90,11 @@ impl WorkQueue {
         self.posted.len() + self.done.len()
     }
 
+    /// Requests that the adapter has.
+    pub fn in_adapter(&self) -> usize {
+        self.handed
+    }
+
     /// Whether the program has taken back all that it posted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -268,11 +268,37 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     ///
+    /// As [`Head::parse`].
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let Head { header, body, .. } = Head::parse(bytes, bytes.len())?;
+        Ok(Self { header, body, payload: &bytes[body.headers_len()..] })
+    }
+}
+
+/// The headers of a message, for a reader that leaves the payload where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The base header.
+    pub header: Header,
+    /// What it says.
+    pub body: Body,
+    /// Bytes of payload behind the headers.
+    pub payload_len: usize,
+}
+
+impl Head {
+    /// Reads the headers of a message of `len` bytes, which begins with `bytes`: all of it, or at least
+    /// [`MAX_HEADERS_LEN`].
+    ///
+    /// # Errors
+    ///
     /// The length field is not that of the SEND, the MID is unknown, the extended header is not whole, an
     /// urgent byte is announced in a message that has none, or payload follows where none may.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+    pub fn parse(bytes: &[u8], len: usize) -> Result<Self, WireError> {
         need(bytes, HEADER_LEN)?;
-        exactly(bytes, u32_at(bytes, 4) as usize)?;
+        if u32_at(bytes, 4) as usize != len {
+            return Err(WireError::BadLength { need: u32_at(bytes, 4) as usize, have: len });
+        }
         let body = Body::parse(bytes[0], &bytes[HEADER_LEN..])?;
         let header = Header {
             flags: Flags::from_code(bytes[1]),
@@ -280,14 +306,14 @@ impl<'a> Message<'a> {
             mseq: u32_at(bytes, 8),
             mseq_ack: u32_at(bytes, 12),
         };
-        let payload = &bytes[body.headers_len()..];
-        if !payload.is_empty() && !body.takes_payload() {
+        let payload_len = len - body.headers_len();
+        if payload_len > 0 && !body.takes_payload() {
             return Err(WireError::OutOfRange("Len"));
         }
-        if header.flags.urgent_present && (payload.is_empty() || body != Body::Data) {
+        if header.flags.urgent_present && (payload_len == 0 || body != Body::Data) {
             return Err(WireError::OutOfRange("OOB_PRES"));
         }
-        Ok(Self { header, body, payload })
+        Ok(Self { header, body, payload_len })
     }
 }
 

@@ -210,10 +210,10 @@ static inline void close_side(struct side *side)
 	CHECK(state_of(side) == VIP_STATE_IDLE);
 	do
 		returned = VipSendDone(side->vi, &done);
-	while (returned == VIP_SUCCESS || done);
+	while (returned == VIP_SUCCESS || (returned == VIP_DESCRIPTOR_ERROR && done));
 	do
 		returned = VipRecvDone(side->vi, &done);
-	while (returned == VIP_SUCCESS || done);
+	while (returned == VIP_SUCCESS || (returned == VIP_DESCRIPTOR_ERROR && done));
 	OK(VipDestroyVi(side->vi));
 	OK(VipDeregisterMem(side->nic, side->memory, side->handle));
 	OK(VipDestroyPtag(side->nic, side->ptag));

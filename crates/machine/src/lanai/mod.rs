@@ -1,7 +1,7 @@
 //! The programmable NIC of the QPIP paper: a LANai 9 that runs queue pairs, TCP and UDP in firmware.
 //!
-//! The firmware is [`quipu_nic::Adapter`]: its four state machines, whose probe tells which stages a frame went
-//! through. Each stage occupies the one processor for the time of the paper's tables 2 and 3
+//! The firmware is [`quipu_nic::Adapter`]: its four state machines, whose probe tells which stages a frame
+//! went through. Each stage occupies the one processor for the time of the paper's tables 2 and 3
 //! (`costs/lanai.toml`). Transmit and receive take turns, stage by stage. While one of them waits for its DMA
 //! engine or for the link, the other goes on. The host posts and polls.
 //!

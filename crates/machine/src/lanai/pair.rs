@@ -180,8 +180,8 @@ impl Pair {
         }
     }
 
-    /// A state machine takes a step. It goes on until it waits or is done with its frame. Transmit goes first:
-    /// receive works while transmit waits for its DMA engine. False if none can.
+    /// A state machine takes a step. It goes on until it waits or is done with its frame. Transmit goes
+    /// first: receive works while transmit waits for its DMA engine. False if none can.
     fn step(&mut self, end: usize) -> bool {
         let latest = self.ends[end].latest;
         let goes_on = !self.ends[end].machines[latest].steps.is_empty();

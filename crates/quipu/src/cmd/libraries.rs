@@ -28,6 +28,9 @@ pub(crate) const SOCKETS: &str = "libquipu_sockets_preload.so";
 /// The library of the extended sockets interface.
 pub(crate) const IWSOCK: &str = "libiwsock.so.1";
 
+/// The library of `quipu sockets --sdp`, which needs none of the others either.
+pub(crate) const SDP: &str = "libquipu_sdp_preload.so";
+
 /// The library that programs of Split-C are linked with.
 pub(crate) const SPLITC: &str = "libsplitc.so";
 

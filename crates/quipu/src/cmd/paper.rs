@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use quipu_paper::ladder::{self, Outcome, Rung, ladder};
 use quipu_paper::report::{FigureResult, PaperResult, table, write};
 use quipu_paper::{Environment, Experiment, Figure, Measured, Paper, compare};
 
@@ -13,8 +14,8 @@ use super::failure::Failure;
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
-    /// A paper (`quipu paper list` names them), `list`, or `check`.
-    #[arg(value_name = "PAPER|list|check")]
+    /// A paper (`quipu paper list` names them), `list`, `check`, or `ladder`.
+    #[arg(value_name = "PAPER|list|check|ladder")]
     what: String,
     /// With `check`: only these papers.
     #[arg(value_name = "PAPER")]
@@ -39,6 +40,7 @@ Examples:
   quipu paper qpip --out report             all figures of a paper, as an HTML report
   quipu paper qpip --figure table-1 --json  one of its tables, for programs
   quipu paper check                         all papers; exit code 1 if a value misses its target
+  quipu paper ladder                        only what is checked of the simulated hosts: V0 to V6
 
 Each result shows the published value, ours, the ratio, and whether it is within tolerance. Facts
 that a model was fitted to and facts that were held out are marked.";
@@ -48,6 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     match options.what.as_str() {
         "list" => list(options.json),
         "check" => check(options),
+        "ladder" => climb(options),
         name => {
             if let Some(extra) = options.papers.first() {
                 let why = format!("\"{extra}\" follows the paper {name}");
@@ -146,25 +149,77 @@ fn check(options: &Options) -> Result<ExitCode, Failure> {
         options.papers.clone()
     };
     let results = names.iter().map(|name| one(name, options)).collect::<Result<Vec<_>, _>>()?;
-    let failed = results.iter().any(|(_, result)| result.fails());
-    deliver(&results, options)?;
+    let all: Vec<_> = results.iter().map(|(_, result)| result).collect();
+    let rungs = ladder(&all);
+    let failed = all.iter().any(|result| result.fails()) || has_failed(&rungs);
+    if options.json {
+        print_json(&serde_json::json!({ "papers": all, "ladder": rungs }))?;
+    } else {
+        all.iter().for_each(|result| print!("{}", table(result)));
+        print!("\n{}", ladder::table(&rungs));
+    }
+    save(&results, options)?;
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Prints results, and writes them into the folder that was asked for.
-fn deliver(results: &[(Paper, PaperResult)], options: &Options) -> Result<ExitCode, Failure> {
-    if options.json {
-        let all: Vec<_> = results.iter().map(|(_, result)| result).collect();
-        let text = match all.as_slice() {
-            [one] => serde_json::to_string_pretty(one),
-            all => serde_json::to_string_pretty(all),
+/// The simulated figures only, and the ladder.
+fn climb(options: &Options) -> Result<ExitCode, Failure> {
+    if !options.papers.is_empty() || !options.figure.is_empty() || options.out.is_some() {
+        let why = "`quipu paper ladder` runs all simulated figures";
+        return Err(Failure::new("wrong arguments", why, "Give no paper, --figure or --out."));
+    }
+    let figures = |paper: &str| -> Result<Vec<String>, Failure> {
+        let paper = quipu_paper::find(paper).map_err(unknown)?.paper;
+        let all = paper.figures.into_iter().map(|figure| figure.id);
+        Ok(all.filter(|id| paper.id != "qpip" || id.starts_with("model-")).collect())
+    };
+    let mut results = Vec::new();
+    for name in ["qpip", "sinic"] {
+        let options = Options {
+            what: name.into(),
+            papers: Vec::new(),
+            figure: figures(name)?,
+            out: None,
+            json: options.json,
+            quick: options.quick,
         };
-        println!("{}", text.map_err(unknown)?);
+        results.push(one(name, &options)?.1);
+    }
+    let rungs = ladder(&results.iter().collect::<Vec<_>>());
+    if options.json {
+        print_json(&rungs)?;
     } else {
-        for (_, result) in results {
+        print!("{}", ladder::table(&rungs));
+    }
+    Ok(if has_failed(&rungs) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn has_failed(rungs: &[Rung]) -> bool {
+    rungs.iter().any(|rung| rung.outcome == Outcome::Failed)
+}
+
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    println!("{}", serde_json::to_string_pretty(value).map_err(unknown)?);
+    Ok(())
+}
+
+/// Prints the results of one paper, and writes them into the folder that was asked for.
+fn deliver(results: &[(Paper, PaperResult)], options: &Options) -> Result<ExitCode, Failure> {
+    for (_, result) in results {
+        if options.json {
+            print_json(result)?;
+        } else {
             print!("{}", table(result));
         }
     }
+    save(results, options)?;
+    let unable = |result: &PaperResult| result.figures.iter().all(|figure| figure.error.is_some());
+    let failed = results.iter().any(|(_, result)| unable(result));
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Writes results into the folder that was asked for.
+fn save(results: &[(Paper, PaperResult)], options: &Options) -> Result<(), Failure> {
     if let Some(folder) = &options.out {
         for (paper, result) in results {
             write(folder, paper, result).map_err(|error| {
@@ -177,9 +232,7 @@ fn deliver(results: &[(Paper, PaperResult)], options: &Options) -> Result<ExitCo
             report_place(folder, paper, options.json);
         }
     }
-    let unable = |result: &PaperResult| result.figures.iter().all(|figure| figure.error.is_some());
-    let failed = results.iter().any(|(_, result)| unable(result));
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(())
 }
 
 fn report_place(folder: &Path, paper: &Paper, quiet: bool) {

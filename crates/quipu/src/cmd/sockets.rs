@@ -1,14 +1,16 @@
 //! `quipu sockets`: becomes the program, whose TCP connections on this machine go through memory.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use quipu_sdp::rules::Rules;
 use quipu_sockets::report::Reason;
 
 use super::failure::Failure;
-use super::{elf, libraries, run};
+use super::{elf, libraries, run, variables};
 
 mod measure;
 mod processes;
@@ -32,6 +34,11 @@ pub(crate) struct Options {
     /// One process of a measurement.
     #[arg(long, hide = true, value_name = "WAY", conflicts_with_all = ["program", "report", "measure"])]
     measure_end: Option<String>,
+    /// Carry sockets over SDP instead: those of programs that ask for it (address family 27), and those that
+    /// a rule in FILE names, in the grammar of libsdp.conf. FILE may also be in LIBSDP_CONFIG_FILE.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
+          conflicts_with = "report")]
+    sdp: Option<Option<PathBuf>>,
     /// The program and its arguments.
     #[arg(
         required_unless_present_any = ["report", "measure", "measure_end"],
@@ -47,6 +54,8 @@ Examples:
   quipu sockets -- redis-server
   quipu sockets -- redis-benchmark -t get      in another terminal
   quipu sockets --report                       in a third one
+  quipu sockets --sdp -- qperf                 a program that asks for SDP
+  quipu sockets --sdp=libsdp.conf -- iperf3 -s a program whose rules ask for it
 
 The program runs unmodified and behaves as without Quipu. If both ends of a TCP connection run under
 `quipu sockets` on this machine, it moves to shared memory after a few messages: while both programs
@@ -59,6 +68,9 @@ there is no such program.
 
 Environment variables:
   QUIPU_SOCKETS        never: the program uses the kernel's TCP only
+  LIBSDP_CONFIG_FILE   with --sdp: the rules, if the option names no file
+  QUIPU_SDP_ZCOPY      with --sdp: bytes from which a send goes without a copy (65536); 0: none does
+  QUIPU_SDP_PCAP       with --sdp: file for the messages, which tshark shows as SDP
   QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command";
 
 /// Replaces this process by the program, or shows the report.
@@ -81,7 +93,16 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         );
     }
     let mut command = Command::new(&file);
-    command.arg0_of(name).args(args).env("LD_PRELOAD", preload()?);
+    command.arg0_of(name).args(args);
+    match &options.sdp {
+        None => command.env("LD_PRELOAD", preload()?),
+        Some(rules) => {
+            if let Some(file) = rules_in(rules.as_deref())? {
+                command.env(RULES, file);
+            }
+            command.env("LD_PRELOAD", preload_of(libraries::SDP)?)
+        }
+    };
     // It returns only if it fails.
     Err(run::not_run(&file, quipu_host::become_program(&mut command)))
 }
@@ -97,12 +118,37 @@ impl Arg0 for Command {
     }
 }
 
-/// `LD_PRELOAD` with the library in front of what is there.
+/// The variable that names the file of rules.
+const RULES: &str = "LIBSDP_CONFIG_FILE";
+
+/// Checks the rules of a program, and gives their file.
+fn rules_in(file: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
+    let variable = variables::value(RULES).map(PathBuf::from);
+    let Some(file) = file.map(Path::to_owned).or(variable) else { return Ok(None) };
+    let what = || format!("cannot read rules for SDP from {}", file.display());
+    let failed = |why: String, remedy: &str| Failure::new(what(), why, remedy).with_code(2);
+    let text = fs::read_to_string(&file)
+        .map_err(|error| failed(error.to_string(), "give --sdp a file that you can read"))?;
+    Rules::parse(&text)
+        .map_err(|error| failed(error.to_string(), "correct that line (docs/sdp.md)"))?;
+    let file = std::path::absolute(&file)
+        .map_err(|error| failed(error.to_string(), "give --sdp an absolute path"))?;
+    Ok(Some(file))
+}
+
+/// `LD_PRELOAD` with the library of raised connections in front of what is there.
 pub(crate) fn preload() -> Result<OsString, Failure> {
-    let library = libraries::find_one(libraries::SOCKETS)?;
+    preload_of(libraries::SOCKETS)
+}
+
+/// `LD_PRELOAD` with a library in front of what is there.
+fn preload_of(name: &str) -> Result<OsString, Failure> {
+    let library = libraries::find_one(name)?;
     let old = std::env::var_os("LD_PRELOAD").unwrap_or_default();
     let is_ours = |part: &[u8]| {
-        Path::new(OsStr::from_bytes(part)).file_name() == Some(OsStr::new(libraries::SOCKETS))
+        [libraries::SOCKETS, libraries::SDP]
+            .map(|name| Some(OsStr::new(name)))
+            .contains(&Path::new(OsStr::from_bytes(part)).file_name())
     };
     let parts = old.as_bytes().split(|octet| [b':', b' '].contains(octet));
     let kept = parts.filter(|part| !part.is_empty() && !is_ours(part));

@@ -110,9 +110,10 @@ pub(super) fn throughput() -> Result<Measured> {
         .with("simulated", Kind::Ours, values(ours));
     measured.charts.push(chart);
     measured.notes.push(
-        "Two choices were fitted: the rate of the bus, to 75.6 MB/s, and that transmit goes before receive, to \
-         35.4 MB/s. In the order of arrival 27.6 MB/s come out at MTU 1500: acknowledgements then delay segments, \
-         and are not processed while transmit waits for its DMA engine."
+        "Two choices were fitted: the rate of the bus, to 75.6 MB/s, and that transmit goes before \
+         receive, to 35.4 MB/s. In the order of arrival 27.6 MB/s come out at MTU 1500: then \
+         acknowledgements delay segments, and are not processed while transmit waits for its DMA \
+         engine."
             .into(),
     );
     Ok(measured)

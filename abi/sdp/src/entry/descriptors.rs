@@ -1,0 +1,145 @@
+//! Descriptors: duplicated, closed, and their modes.
+
+use std::os::fd::RawFd;
+
+use libc::{c_int, c_uint, c_ulong};
+
+use super::process::Inside;
+use super::sockets::note_nonblocking;
+use crate::{real, table};
+
+const CLOSE_RANGE_CLOEXEC: c_int = 4;
+/// `SIOCATMARK`: whether the next byte is the one behind the urgent mark.
+const AT_MARK: c_ulong = 0x8905;
+
+/// Defines close and its twin.
+macro_rules! close_like {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(fd: c_int) -> c_int {
+            forget(fd);
+            // SAFETY: as the program called this.
+            unsafe { real::close(fd) }
+        }
+    )*};
+}
+close_like! { close __close }
+
+/// A descriptor is about to be closed.
+fn forget(fd: RawFd) {
+    if table::get(fd).is_some() {
+        let _inside = Inside::enter();
+        table::forget(fd);
+    }
+}
+
+fn forget_range(first: c_uint, last: c_uint) {
+    table::range(first, last).into_iter().for_each(forget);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags & CLOSE_RANGE_CLOEXEC == 0 {
+        forget_range(first, last);
+    }
+    // SAFETY: as the program called this.
+    unsafe { real::close_range(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    let first = first.max(0) as c_uint;
+    forget_range(first, c_uint::MAX);
+    // SAFETY: as the program called this.
+    unsafe { real::close_range(first, c_uint::MAX, 0) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    // SAFETY: as the program called this.
+    let copy = unsafe { real::dup(fd) };
+    table::duplicated(fd, copy);
+    copy
+}
+
+/// A descriptor is about to be replaced by another.
+fn replace(fd: RawFd, to: RawFd) {
+    // SAFETY: fcntl(2) with integers.
+    if fd != to && unsafe { real::fcntl(fd, libc::F_GETFD, 0) } >= 0 {
+        forget(to);
+    }
+}
+
+/// Defines dup2 and its twin.
+macro_rules! dup2_like {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(fd: c_int, to: c_int) -> c_int {
+            replace(fd, to);
+            // SAFETY: as the program called this.
+            let copy = unsafe { real::dup2(fd, to) };
+            table::duplicated(fd, copy);
+            copy
+        }
+    )*};
+}
+dup2_like! { dup2 __dup2 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    replace(fd, to);
+    // SAFETY: as the program called this.
+    let copy = unsafe { real::dup3(fd, to, flags) };
+    table::duplicated(fd, copy);
+    copy
+}
+
+/// Defines fcntl and its twins. What the argument is depends on the command; it is handed on as it came.
+macro_rules! fcntl_like {
+    ($($name:ident $real:ident;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+            // SAFETY: as the program called this.
+            let result = unsafe { real::$real(fd, command, argument) };
+            match command {
+                libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => table::duplicated(fd, result),
+                libc::F_SETFL if result >= 0 => {
+                    note_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0);
+                }
+                _ => {}
+            }
+            result
+        }
+    )*};
+}
+fcntl_like! { fcntl fcntl; fcntl64 fcntl64; __fcntl fcntl; }
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
+    let socket = table::socket(fd);
+    let at = std::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
+    match (socket, request) {
+        (Some(socket), libc::FIONREAD) if !at.is_null() => {
+            let _inside = Inside::enter();
+            let unread = c_int::try_from(socket.unread()).unwrap_or(c_int::MAX);
+            // SAFETY: the program passes a variable.
+            unsafe { at.write(unread) };
+            0
+        }
+        (Some(socket), AT_MARK) if !at.is_null() => {
+            let is_at_mark = socket.lock().connected().is_ok_and(|l| l.connection.is_at_mark());
+            // SAFETY: as above.
+            unsafe { at.write(c_int::from(is_at_mark)) };
+            0
+        }
+        (socket, _) => {
+            // SAFETY: as the program called this.
+            let result = unsafe { real::ioctl(fd, request, argument) };
+            if socket.is_some() && request == libc::FIONBIO && result == 0 && !at.is_null() {
+                // SAFETY: the kernel has just read the program's variable.
+                note_nonblocking(fd, unsafe { at.read() } != 0);
+            }
+            result
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The C functions. Each looks its descriptor up; one that is no socket of SDP goes on to the real
+//! function. A thread may be cancelled while it waits in a real function: nothing is to be dropped there.
+
+mod data;
+mod descriptors;
+mod process;
+mod sockets;
+mod waiting;

@@ -1,0 +1,161 @@
+//! The beginning, the children and the end of the process.
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_void};
+use quipu_cabi::{CReturn, Errno, wall};
+
+use crate::table::Entry;
+use crate::{adapter, establish, real, table};
+
+/// How long the end of the process waits until its peers have what it sent.
+const MOST_FLUSH: Duration = Duration::from_secs(2);
+
+/// The process whose sockets these are.
+static OWN: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// How deep this thread is in this library: what it does there is not the program's.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+    /// What a thread that forks knows of the table.
+    static FORKING: RefCell<Vec<(RawFd, Entry)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// This thread is in the library while it lives.
+pub(super) struct Inside(());
+
+impl Inside {
+    pub(super) fn enter() -> Self {
+        INSIDE.set(INSIDE.get() + 1);
+        Self(())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(INSIDE.get() - 1);
+    }
+}
+
+/// Whether a call comes from this library or its engine, and not from the program.
+pub(super) fn is_inside() -> bool {
+    INSIDE.get() > 0
+}
+
+/// The panic wall of an entry point that serves a socket of SDP.
+pub(super) fn serve<R: CReturn>(
+    name: &'static str,
+    body: impl FnOnce() -> Result<R::Value, Errno>,
+) -> R::Raw {
+    let _inside = Inside::enter();
+    wall::<R>(name, body)
+}
+
+/// What a thread begins with.
+type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+
+/// A thread that this library starts, or the engine, is inside for good.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    if !is_inside() {
+        // SAFETY: as the caller called this.
+        return unsafe { real::pthread_create(thread, attributes, start, argument) };
+    }
+    let begun = Box::into_raw(Box::new((start, argument))).cast();
+    // SAFETY: as the caller called this, with a function that calls the caller's.
+    let result = unsafe { real::pthread_create(thread, attributes, begin_inside, begun) };
+    if result != 0 {
+        // SAFETY: no thread has it.
+        drop(unsafe { Box::from_raw(begun.cast::<(Start, *mut c_void)>()) });
+    }
+    result
+}
+
+extern "C-unwind" fn begin_inside(begun: *mut c_void) -> *mut c_void {
+    // SAFETY: made by `pthread_create` for this thread alone.
+    let (start, argument) = *unsafe { Box::from_raw(begun.cast::<(Start, *mut c_void)>()) };
+    std::mem::forget(Inside::enter());
+    start(argument)
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INITIALIZE: extern "C" fn() = initialize;
+
+extern "C" fn initialize() {
+    real::look_up_all();
+    OWN.store(std::process::id(), Ordering::Relaxed);
+    // SAFETY: functions of this library, which is never unloaded (it is preloaded).
+    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+}
+
+extern "C" fn before() {
+    FORKING.with(|known| *known.borrow_mut() = table::all());
+}
+
+extern "C" fn in_parent() {
+    FORKING.with(|known| known.borrow_mut().clear());
+}
+
+extern "C" fn in_child() {
+    OWN.store(std::process::id(), Ordering::Relaxed);
+    adapter::forget();
+    let known = FORKING.with(|known| std::mem::take(&mut *known.borrow_mut()));
+    table::lose_sockets(known);
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static ENDS: extern "C" fn() = ends;
+
+/// The process ends: what it has sent arrives, and its streams end in order.
+extern "C" fn ends() {
+    let _inside = Inside::enter();
+    let Some(adapter) = adapter::known() else { return };
+    if OWN.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
+    let sockets = establish::all();
+    for socket in &sockets {
+        let mut state = socket.lock();
+        if let Some(link) = &mut state.link {
+            link.connection.shut_write();
+        }
+        socket.settle(&mut state);
+    }
+    let deadline = Instant::now() + MOST_FLUSH;
+    for socket in &sockets {
+        while Instant::now() < deadline {
+            let mut state = socket.lock();
+            socket.settle(&mut state);
+            if state.link.as_ref().is_none_or(|link| link.is_idle()) {
+                break;
+            }
+            drop(state);
+            std::thread::yield_now();
+        }
+    }
+    adapter.engine.shutdown_flush();
+}
+
+/// Defines functions that end the process at once.
+macro_rules! exit_like {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(status: c_int) -> ! {
+            ends();
+            // SAFETY: as the program called this.
+            unsafe { real::_exit(status) };
+            std::process::abort()
+        }
+    )*};
+}
+exit_like! { _exit _Exit }

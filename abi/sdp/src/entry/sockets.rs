@@ -1,0 +1,339 @@
+//! Sockets: made, bound, connected, asked.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use libc::{c_int, c_void, sockaddr, socklen_t};
+use quipu_cabi::{Errno, IntMinusOne};
+use quipu_sdp::rules::Role;
+
+use super::process::{Inside, is_inside, serve};
+use crate::establish::unpark;
+use crate::real;
+use crate::rules;
+use crate::socket::Socket;
+use crate::sys::{AF_INET_SDP, kernel_name, read_address, write_address};
+use crate::table::{self, Candidate, Entry};
+
+const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let is_stream = kind & !FLAGS == libc::SOCK_STREAM;
+    if family == AF_INET_SDP && is_stream {
+        return serve::<IntMinusOne>("socket", || {
+            let (socket, fd) = Socket::new(kind & FLAGS)?;
+            if table::put(fd, Entry::Sdp(socket)) {
+                return Ok(fd);
+            }
+            crate::sys::close(fd);
+            Err(Errno::EMFILE)
+        });
+    }
+    // SAFETY: as the program called this.
+    let fd = unsafe { real::socket(family, kind, protocol) };
+    let is_tcp = [libc::AF_INET, libc::AF_INET6].contains(&family)
+        && [0, libc::IPPROTO_TCP].contains(&protocol);
+    if fd >= 0 && is_stream && is_tcp && !is_inside() && rules::any() {
+        table::put(fd, Entry::Candidate(Arc::default()));
+    }
+    fd
+}
+
+/// Puts a socket of SDP in the place of one of the kernel, at the same descriptor.
+fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
+    // SAFETY: fcntl(2) with integers.
+    let (closes, flags) =
+        unsafe { (real::fcntl(fd, libc::F_GETFD, 0), real::fcntl(fd, libc::F_GETFL, 0)) };
+    let nonblocking = if flags & libc::O_NONBLOCK != 0 { libc::SOCK_NONBLOCK } else { 0 };
+    let (socket, fresh) = Socket::new(nonblocking | libc::SOCK_CLOEXEC)?;
+    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER] {
+        let mut value = [0_u8; 16];
+        let mut len = value.len() as socklen_t;
+        let at = value.as_mut_ptr().cast();
+        // SAFETY: room for so many bytes.
+        if unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, at, &raw mut len) } == 0 {
+            let _ = socket.set_option(libc::SOL_SOCKET, name, &value[..len as usize]);
+        }
+    }
+    let exec = if closes & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: dup3(2): the program's number stands for the new socket from now on.
+    let moved = crate::sys::system(unsafe { real::dup3(fresh, fd, exec) });
+    crate::sys::close(fresh);
+    moved?;
+    table::put(fd, Entry::Sdp(Arc::clone(&socket)));
+    let sets = candidate.sets.lock().unwrap_or_else(|error| error.into_inner());
+    for (set, event) in sets.iter() {
+        let mut event = *event;
+        let edges = event.events & libc::EPOLLET as u32 != 0;
+        socket.watch(fd, edges)?;
+        // SAFETY: a live event. The kernel forgot the old socket when its last descriptor went.
+        unsafe { real::epoll_ctl(*set, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+    }
+    Ok(socket)
+}
+
+/// The socket of a call that decides what a socket is for: one of SDP, or one that becomes so by rule.
+fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option<Chosen> {
+    let entry = table::get(fd)?;
+    let _inside = Inside::enter();
+    match entry {
+        Entry::Sdp(socket) => Some(Chosen::Sdp(socket)),
+        Entry::Lost => Some(Chosen::Failed(Errno::ENODEV)),
+        Entry::Candidate(candidate) => {
+            let at = to.or_else(|| kernel_name(fd))?;
+            if !rules::wants_sdp(role, at) {
+                return None;
+            }
+            let bound = *candidate.bound.lock().unwrap_or_else(|error| error.into_inner());
+            let bound = bound.and_then(|_| kernel_name(fd));
+            let converted = convert(fd, &candidate).and_then(|socket| {
+                bound.map_or(Ok(()), |at| socket.bind(at))?;
+                Ok(socket)
+            });
+            Some(converted.map_or_else(Chosen::Failed, Chosen::Sdp))
+        }
+    }
+}
+
+enum Chosen {
+    Sdp(Arc<Socket>),
+    Failed(Errno),
+}
+
+impl Chosen {
+    fn socket(self) -> Result<Arc<Socket>, Errno> {
+        match self {
+            Self::Sdp(socket) => Ok(socket),
+            Self::Failed(errno) => Err(errno),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    match table::get(fd) {
+        Some(Entry::Sdp(socket)) => serve::<IntMinusOne>("bind", || {
+            // SAFETY: the program passes an address of that length.
+            socket.bind(unsafe { read_address(to, len) }?).map(|()| 0)
+        }),
+        entry => {
+            // SAFETY: as the program called this.
+            let bound = unsafe { real::bind(fd, to, len) };
+            if bound == 0
+                && let Some(Entry::Candidate(candidate)) = entry
+            {
+                let mut at = candidate.bound.lock().unwrap_or_else(|error| error.into_inner());
+                *at = kernel_name(fd);
+            }
+            bound
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    match socket_for(fd, Role::Server, None) {
+        Some(chosen) => {
+            serve::<IntMinusOne>("listen", || chosen.socket()?.listen(backlog).map(|()| 0))
+        }
+        // SAFETY: as the program called this.
+        None => unsafe { real::listen(fd, backlog) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the program passes an address of that length.
+    let address = unsafe { read_address(to, len) };
+    let chosen = match (&address, table::get(fd)) {
+        (_, None) | (Err(_), Some(Entry::Candidate(_))) => None,
+        (address, _) => socket_for(fd, Role::Client, address.ok()),
+    };
+    match chosen {
+        Some(chosen) => {
+            serve::<IntMinusOne>("connect", || chosen.socket()?.connect(address?).map(|()| 0))
+        }
+        // SAFETY: as the program called this.
+        None => unsafe { real::connect(fd, to, len) },
+    }
+}
+
+/// Gives a connection to the program.
+///
+/// # Safety
+///
+/// As accept(2).
+unsafe fn accept_from(
+    listener: &Arc<Socket>,
+    from: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Result<c_int, Errno> {
+    let socket = listener.accept()?;
+    let fd = match unpark(&socket, flags) {
+        Ok(fd) => fd,
+        Err(errno) => {
+            socket.close();
+            return Err(errno);
+        }
+    };
+    let peer = socket.lock().peer;
+    if let Some(peer) = peer {
+        // SAFETY: passed on from the caller.
+        unsafe { write_address(peer, from, len) };
+    }
+    if !table::put(fd, Entry::Sdp(Arc::clone(&socket))) {
+        socket.close();
+        crate::sys::close(fd);
+        return Err(Errno::EMFILE);
+    }
+    Ok(fd)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    match table::socket(fd) {
+        // SAFETY: as the program called this.
+        Some(socket) => {
+            serve::<IntMinusOne>("accept", || {
+                // SAFETY: as the program called this.
+                unsafe { accept_from(&socket, from, len, 0) }
+            })
+        }
+        // SAFETY: as above.
+        None => unsafe { real::accept(fd, from, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn accept4(
+    fd: c_int,
+    from: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    match table::socket(fd) {
+        // SAFETY: as the program called this.
+        Some(socket) => {
+            serve::<IntMinusOne>("accept4", || {
+                // SAFETY: as the program called this.
+                unsafe { accept_from(&socket, from, len, flags) }
+            })
+        }
+        // SAFETY: as above.
+        None => unsafe { real::accept4(fd, from, len, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match table::socket(fd) {
+        Some(socket) => serve::<IntMinusOne>("shutdown", || socket.shut_down(how).map(|()| 0)),
+        // SAFETY: as the program called this.
+        None => unsafe { real::shutdown(fd, how) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn getsockname(
+    fd: c_int,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    match table::socket(fd) {
+        Some(socket) => serve::<IntMinusOne>("getsockname", || {
+            let any = std::net::SocketAddr::from(([0; 4], 0));
+            let local = socket.lock().local.unwrap_or(any);
+            // SAFETY: the program passes room for an address.
+            unsafe { write_address(local, to, len) };
+            Ok(0)
+        }),
+        // SAFETY: as the program called this.
+        None => unsafe { real::getsockname(fd, to, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn getpeername(
+    fd: c_int,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    match table::socket(fd) {
+        Some(socket) => serve::<IntMinusOne>("getpeername", || {
+            let mut state = socket.lock();
+            state.connected().map_err(|_| Errno::ENOTCONN)?;
+            let peer = state.peer.ok_or(Errno::ENOTCONN)?;
+            // SAFETY: the program passes room for an address.
+            unsafe { write_address(peer, to, len) };
+            Ok(0)
+        }),
+        // SAFETY: as the program called this.
+        None => unsafe { real::getpeername(fd, to, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    match table::socket(fd) {
+        Some(socket) => serve::<IntMinusOne>("setsockopt", || {
+            if value.is_null() && len > 0 {
+                return Err(Errno::EFAULT);
+            }
+            let value = match len {
+                0 => &[][..],
+                // SAFETY: the program passes a value of that length.
+                len => unsafe { std::slice::from_raw_parts(value.cast(), len.min(256) as usize) },
+            };
+            socket.set_option(level, name, value).map(|()| 0)
+        }),
+        // SAFETY: as the program called this.
+        None => unsafe { real::setsockopt(fd, level, name, value, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    match table::socket(fd) {
+        Some(socket) => serve::<IntMinusOne>("getsockopt", || {
+            // SAFETY: the program passes a variable for the length, and so much room.
+            unsafe {
+                let room = len.as_mut().ok_or(Errno::EFAULT)?;
+                if value.is_null() {
+                    return Err(Errno::EFAULT);
+                }
+                // What was never set reads as zeros.
+                let given = socket.option(level, name);
+                let copied = given.len().min(*room as usize);
+                let filled = if given.is_empty() { *room as usize } else { copied };
+                std::ptr::write_bytes(value.cast::<u8>(), 0, filled);
+                std::ptr::copy_nonoverlapping(given.as_ptr(), value.cast(), copied);
+                *room = filled as socklen_t;
+            }
+            Ok(0)
+        }),
+        // SAFETY: as the program called this.
+        None => unsafe { real::getsockopt(fd, level, name, value, len) },
+    }
+}
+
+/// The program has made a socket blocking or non-blocking.
+pub(super) fn note_nonblocking(fd: RawFd, nonblocking: bool) {
+    if let Some(socket) = table::socket(fd) {
+        socket.nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+}

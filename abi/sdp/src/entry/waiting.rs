@@ -1,0 +1,117 @@
+//! poll, select and epoll: the kernel waits; this library only sees to it that the descriptors of its
+//! sockets show what they are ready for.
+
+use std::os::fd::RawFd;
+
+use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+
+use super::process::Inside;
+use crate::real;
+use crate::table::{self, Entry};
+
+/// The program is about to wait at a descriptor.
+fn watch(fd: RawFd, edges: bool) {
+    if let Some(socket) = table::socket(fd) {
+        let _inside = Inside::enter();
+        // Without a descriptor left, the program waits in vain, as it would without SDP.
+        let _ = socket.watch(fd, edges);
+    }
+}
+
+/// # Safety
+///
+/// `list` has `count` entries, or is null.
+unsafe fn watch_list(list: *const pollfd, count: nfds_t) {
+    let count = if list.is_null() { 0 } else { count as usize };
+    for index in 0..count {
+        // SAFETY: passed on from the caller.
+        watch(unsafe { (*list.add(index)).fd }, false);
+    }
+}
+
+/// Defines the functions of the poll family.
+macro_rules! poll_like {
+    ($($name:ident $real:ident($list:ident, $count:ident $(, $arg:ident: $ty:ty)*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            $list: *mut pollfd, $count: nfds_t $(, $arg: $ty)*
+        ) -> c_int {
+            // SAFETY: the program passes a list of that length.
+            unsafe {
+                watch_list($list, $count);
+                real::$real($list, $count $(, $arg)*)
+            }
+        }
+    )*};
+}
+
+poll_like! {
+    poll poll(list, count, timeout: c_int);
+    __poll poll(list, count, timeout: c_int);
+    __poll_chk __poll_chk(list, count, timeout: c_int, room: usize);
+    ppoll ppoll(list, count, timeout: *const timespec, mask: *const sigset_t);
+    __ppoll_chk __ppoll_chk(list, count, timeout: *const timespec, mask: *const sigset_t,
+        room: usize);
+}
+
+/// # Safety
+///
+/// The sets have room for `count` descriptors, or are null.
+unsafe fn watch_sets(count: c_int, sets: [*const fd_set; 3]) {
+    for fd in table::range(0, count.clamp(0, 1024) as u32) {
+        let is_in = |set: &*const fd_set| {
+            // SAFETY: passed on from the caller; the descriptor is below the count.
+            fd < count && !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) }
+        };
+        if sets.iter().any(is_in) {
+            watch(fd, false);
+        }
+    }
+}
+
+/// Defines the functions of the select family.
+macro_rules! select_like {
+    ($($name:ident $real:ident($($arg:ident: $ty:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set $(, $arg: $ty)*
+        ) -> c_int {
+            // SAFETY: the program passes sets of that size, or null.
+            unsafe {
+                watch_sets(count, [read, write, except]);
+                real::$real(count, read, write, except $(, $arg)*)
+            }
+        }
+    )*};
+}
+
+select_like! {
+    select select(timeout: *mut timeval);
+    __select select(timeout: *mut timeval);
+    pselect pselect(timeout: *const timespec, mask: *const sigset_t);
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn epoll_ctl(
+    set: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    // SAFETY: the program passes an event, or null.
+    let wanted = unsafe { event.as_ref() }.copied();
+    let edges = wanted.is_some_and(|event| event.events & libc::EPOLLET as u32 != 0);
+    match table::get(fd) {
+        Some(Entry::Sdp(_)) if op != libc::EPOLL_CTL_DEL => watch(fd, edges),
+        Some(Entry::Candidate(candidate)) => {
+            let mut sets = candidate.sets.lock().unwrap_or_else(|error| error.into_inner());
+            sets.retain(|(known, _)| *known != set);
+            if op != libc::EPOLL_CTL_DEL {
+                sets.extend(wanted.map(|event| (set, event)));
+            }
+        }
+        _ => {}
+    }
+    // SAFETY: as the program called this.
+    unsafe { real::epoll_ctl(set, op, fd, event) }
+}

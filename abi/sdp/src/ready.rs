@@ -1,0 +1,128 @@
+//! The descriptor of a socket: one end of a pair of UNIX sockets, whose other end this library has. A byte
+//! there makes the program's end readable; bytes that the program's end has sent, and nobody has read,
+//! make it not writable; closing this end hangs it up. So the kernel's poll and epoll say what the socket
+//! is ready for.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use libc::c_int;
+use quipu_cabi::Errno;
+
+use crate::real;
+use crate::sys::own_descriptor;
+
+/// What a socket is ready for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// The peer sends no more.
+    pub(crate) ended: bool,
+    /// Nothing goes either way any more.
+    pub(crate) hung_up: bool,
+}
+
+/// This library's end of the pair.
+pub(crate) struct Ready {
+    ours: Option<OwnedFd>,
+    /// The program's end, by a descriptor of this library's.
+    theirs: Option<OwnedFd>,
+    shown: Readiness,
+    /// Every arrival is shown anew: somebody waits for edges.
+    pub(crate) edges: bool,
+}
+
+impl Ready {
+    /// A pair: this end, and the program's descriptor.
+    pub(crate) fn new(flags: c_int) -> Result<(Self, RawFd), Errno> {
+        let mut pair = [-1; 2];
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        // SAFETY: room for two descriptors.
+        crate::sys::system(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) })?;
+        let [ours, theirs] = pair;
+        let ours = own_descriptor(ours).inspect_err(|_| crate::sys::close(theirs))?;
+        if flags & libc::SOCK_CLOEXEC == 0 {
+            // SAFETY: fcntl(2) with an integer.
+            unsafe { real::fcntl(theirs, libc::F_SETFD, 0) };
+        }
+        if flags & libc::SOCK_NONBLOCK != 0 {
+            // SAFETY: as above.
+            unsafe { real::fcntl(theirs, libc::F_SETFL, libc::O_NONBLOCK as _) };
+        }
+        let shown = Readiness { writable: true, ..Readiness::default() };
+        Ok((Self { ours: Some(ours), theirs: None, shown, edges: false }, theirs))
+    }
+
+    /// From now on readiness is shown at the program's descriptor `fd`.
+    pub(crate) fn watch(&mut self, fd: RawFd) -> Result<(), Errno> {
+        if self.theirs.is_some() {
+            return Ok(());
+        }
+        // SAFETY: fcntl(2) with an integer.
+        let copy = unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+        let copy = own_descriptor(copy)?;
+        let size: c_int = 1;
+        // SAFETY: an option that is a number.
+        unsafe {
+            real::setsockopt(
+                copy.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_SNDBUF,
+                (&raw const size).cast(),
+                size_of::<c_int>() as libc::socklen_t,
+            )
+        };
+        self.theirs = Some(copy);
+        Ok(())
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.theirs.is_some()
+    }
+
+    /// Shows what the socket is ready for. `arrived`: something has come since the last time.
+    pub(crate) fn show(&mut self, now: Readiness, arrived: bool) {
+        let (Some(ours), Some(theirs)) = (&self.ours, &self.theirs) else { return };
+        let (ours, theirs) = (ours.as_raw_fd(), theirs.as_raw_fd());
+        let before = self.shown;
+        self.shown = now;
+        if now.readable != before.readable {
+            if now.readable { put(ours, 1) } else { drain(theirs) }
+        } else if now.readable && arrived && self.edges {
+            put(ours, 1);
+        }
+        if now.writable != before.writable {
+            if now.writable { drain(ours) } else { put(theirs, usize::MAX) }
+        }
+        if now.ended && !before.ended {
+            // SAFETY: shutdown(2).
+            unsafe { real::shutdown(ours, libc::SHUT_WR) };
+        }
+        if now.hung_up {
+            self.ours = None;
+        }
+    }
+
+    /// The program has no descriptor of it any more.
+    pub(crate) fn close(&mut self) {
+        (self.ours, self.theirs) = (None, None);
+    }
+}
+
+/// Sends at most so many messages of one byte, until there is no room.
+fn put(fd: RawFd, count: usize) {
+    let byte = [1_u8];
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: one byte of a live variable.
+    (0..count.min(64))
+        .take_while(|_| unsafe { real::send(fd, byte.as_ptr().cast(), 1, flags) } == 1)
+        .for_each(drop);
+}
+
+/// Takes everything that has come.
+fn drain(fd: RawFd) {
+    let mut bytes = [0_u8; 64];
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: room for so many bytes.
+    while unsafe { real::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags) } > 0 {}
+}

@@ -1,0 +1,130 @@
+//! The functions that this library stands in front of.
+
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{
+    c_int, c_uint, c_ulong, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
+    sockaddr, socklen_t, ssize_t, timespec, timeval,
+};
+
+/// Defines the functions: each calls the next library's function of that name, which is looked up once.
+macro_rules! reals {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+        #[allow(non_camel_case_types)]
+        #[derive(Clone, Copy)]
+        enum Index { $($name),* }
+
+        const NAMES: &[&CStr] = &[$(
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no zero inside"),
+            }
+        ),*];
+
+        static ADDRESSES: [AtomicPtr<c_void>; NAMES.len()] =
+            [const { AtomicPtr::new(ptr::null_mut()) }; NAMES.len()];
+
+        $(
+            /// # Safety
+            ///
+            /// As the manual page of the C function demands.
+            #[inline]
+            pub(crate) unsafe fn $name($($arg: $ty),*) -> $ret {
+                let address = address(Index::$name as usize);
+                if address.is_null() {
+                    crate::sys::set_errno(libc::ENOSYS);
+                    return -1;
+                }
+                // SAFETY: the C library defines the function with this type; the caller vouches for the
+                // arguments.
+                unsafe {
+                    let real: unsafe extern "C-unwind" fn($($ty),*) -> $ret =
+                        std::mem::transmute(address);
+                    real($($arg),*)
+                }
+            }
+        )*
+    };
+}
+
+reals! {
+    socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
+    bind(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int;
+    listen(fd: c_int, backlog: c_int) -> c_int;
+    connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int;
+    accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    accept4(fd: c_int, from: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    shutdown(fd: c_int, how: c_int) -> c_int;
+    getsockname(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getpeername(fd: c_int, to: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t)
+        -> c_int;
+    setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t)
+        -> c_int;
+    close(fd: c_int) -> c_int;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    dup(fd: c_int) -> c_int;
+    dup2(fd: c_int, to: c_int) -> c_int;
+    dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
+    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int;
+    read(fd: c_int, to: *mut c_void, len: usize) -> ssize_t;
+    write(fd: c_int, from: *const c_void, len: usize) -> ssize_t;
+    readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
+    writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t;
+    recv(fd: c_int, to: *mut c_void, len: usize, flags: c_int) -> ssize_t;
+    send(fd: c_int, from: *const c_void, len: usize, flags: c_int) -> ssize_t;
+    recvfrom(fd: c_int, to: *mut c_void, len: usize, flags: c_int, from: *mut sockaddr,
+        from_len: *mut socklen_t) -> ssize_t;
+    sendto(fd: c_int, from: *const c_void, len: usize, flags: c_int, to: *const sockaddr,
+        to_len: socklen_t) -> ssize_t;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    sendfile(to: c_int, from: c_int, offset: *mut off_t, count: usize) -> ssize_t;
+    sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: usize) -> ssize_t;
+    __read_chk(fd: c_int, to: *mut c_void, len: usize, room: usize) -> ssize_t;
+    __recv_chk(fd: c_int, to: *mut c_void, len: usize, room: usize, flags: c_int) -> ssize_t;
+    __recvfrom_chk(fd: c_int, to: *mut c_void, len: usize, room: usize, flags: c_int,
+        from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t;
+    poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    __poll_chk(list: *mut pollfd, count: nfds_t, timeout: c_int, room: usize) -> c_int;
+    ppoll(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t)
+        -> c_int;
+    __ppoll_chk(list: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
+        room: usize) -> c_int;
+    select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *mut timeval) -> c_int;
+    pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
+    _exit(status: c_int) -> c_int;
+    pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
+        start: extern "C-unwind" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;
+}
+
+#[inline]
+fn address(index: usize) -> *mut c_void {
+    let known = ADDRESSES[index].load(Ordering::Relaxed);
+    if known.is_null() { look_up(index) } else { known }
+}
+
+#[cold]
+fn look_up(index: usize) -> *mut c_void {
+    // SAFETY: a zero-terminated name. RTLD_NEXT is the library after this one.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, NAMES[index].as_ptr()) };
+    ADDRESSES[index].store(found, Ordering::Relaxed);
+    found
+}
+
+/// Looks all of them up before the program begins: dlsym(3) takes the loader's lock, which a signal
+/// handler may not. What an older C library lacks is no error of the program's.
+pub(crate) fn look_up_all() {
+    for index in 0..NAMES.len() {
+        look_up(index);
+    }
+    // SAFETY: dlerror(3) forgets the last error.
+    unsafe { libc::dlerror() };
+}

@@ -1,0 +1,251 @@
+//! A socket: its state, and what it is ready for.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use libc::c_int;
+use quipu_cabi::Errno;
+use quipu_host::connection::IdKey;
+use quipu_sdp::Readable;
+
+use crate::adapter::Adapter;
+use crate::helper;
+use crate::link::{Link, Queue};
+use crate::options::Options;
+use crate::ready::{Readiness, Ready};
+
+/// Where a socket is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Neither connected nor listening.
+    Idle,
+    Listening,
+    /// The request is out.
+    Connecting,
+    Connected,
+    /// It could not be connected.
+    Failed,
+}
+
+/// What the lock of a socket is around.
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    /// The identifier of connection management.
+    pub(crate) id: Option<IdKey>,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+    /// The queue pair of a connection that does not stand yet.
+    pub(crate) queue: Option<Queue>,
+    pub(crate) link: Option<Link>,
+    /// Connections that wait for accept(2).
+    pub(crate) backlog: VecDeque<Arc<Socket>>,
+    /// The listener that a connection waits for until it stands.
+    pub(crate) listener: Option<Arc<Socket>>,
+    /// What SO_ERROR tells once.
+    pub(crate) error: Option<Errno>,
+    pub(crate) shut_read: bool,
+    /// The program has no descriptor of it.
+    pub(crate) closed: bool,
+    /// The adapter hears of its end.
+    pub(crate) destroyed: bool,
+    pub(crate) options: Options,
+    /// The descriptor of a connection that accept(2) has not returned yet.
+    pub(crate) parked: Option<OwnedFd>,
+    pub(crate) ready: Ready,
+    /// A thread sleeps in the engine: it takes the completions.
+    pub(crate) led: bool,
+    /// Threads that wait for that one, or for an event.
+    pub(crate) waiting: u32,
+    /// The helper hears of what comes: no call of the program was here for a while.
+    pub(crate) attended: bool,
+    /// Sleeps in a row that polls did not spare.
+    pub(crate) lost_polls: u32,
+    /// Something has come since readiness was shown.
+    pub(crate) arrived: bool,
+}
+
+/// A socket of SDP.
+pub(crate) struct Socket {
+    /// Its name in events.
+    pub(crate) number: u64,
+    state: Mutex<State>,
+    pub(crate) changed: Condvar,
+    pub(crate) nonblocking: AtomicBool,
+    /// Descriptors of the program.
+    pub(crate) descriptors: AtomicU32,
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+impl Socket {
+    /// A new one; also the program's descriptor. `flags` are those of socket(2).
+    pub(crate) fn new(flags: c_int) -> Result<(Arc<Self>, RawFd), Errno> {
+        let (ready, fd) = Ready::new(flags)?;
+        let state = State {
+            phase: Phase::Idle,
+            id: None,
+            local: None,
+            peer: None,
+            queue: None,
+            link: None,
+            backlog: VecDeque::new(),
+            listener: None,
+            error: None,
+            shut_read: false,
+            closed: false,
+            destroyed: false,
+            options: Options::default(),
+            parked: None,
+            ready,
+            led: false,
+            waiting: 0,
+            attended: false,
+            lost_polls: 0,
+            arrived: false,
+        };
+        let socket = Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
+            descriptors: AtomicU32::new(0),
+        };
+        Ok((Arc::new(socket), fd))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic behind an entry point leaves a socket whose calls still fail in order.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a call waits.
+    pub(crate) fn is_patient(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Waits on the socket's condition for at most `most`.
+    pub(crate) fn wait_change<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        most: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = match most {
+            Some(most) => match self.changed.wait_timeout(state, most) {
+                Ok((state, _)) => state,
+                Err(poisoned) => poisoned.into_inner().0,
+            },
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+        };
+        state.waiting -= 1;
+        state
+    }
+
+    /// The program waits for this socket by poll, select or epoll at its descriptor `fd`.
+    pub(crate) fn watch(self: &Arc<Self>, fd: RawFd, edges: bool) -> Result<(), Errno> {
+        let mut state = self.lock();
+        let is_new = !state.ready.is_watched();
+        state.ready.watch(fd)?;
+        state.ready.edges |= edges;
+        if is_new && let Some(link) = &state.link {
+            helper::serve(link.queue.fd, self.number)?;
+        }
+        self.settle(&mut state);
+        Ok(())
+    }
+
+    /// Makes progress unless another thread does, shows readiness, and wakes who waits.
+    pub(crate) fn settle(&self, state: &mut State) {
+        if !state.led {
+            state.progress();
+            if state.ready.is_watched() || state.closed || state.attended {
+                // What comes after the look is told by an event.
+                if let Some(link) = &state.link {
+                    link.arm();
+                }
+                state.progress();
+            }
+        }
+        state.show();
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl State {
+    /// Takes in what has come; whether anything has.
+    pub(crate) fn progress(&mut self) -> bool {
+        let any = self.link.as_mut().is_some_and(Link::progress);
+        self.arrived |= any;
+        any
+    }
+
+    /// Shows readiness at the program's descriptor, if it waits there.
+    pub(crate) fn show(&mut self) {
+        let arrived = std::mem::take(&mut self.arrived);
+        if self.ready.is_watched() {
+            let now = self.readiness();
+            self.ready.show(now, arrived);
+        }
+    }
+
+    pub(crate) fn readiness(&self) -> Readiness {
+        match self.phase {
+            Phase::Idle => Readiness { writable: true, ..Readiness::default() },
+            Phase::Listening => {
+                Readiness { readable: !self.backlog.is_empty(), ..Readiness::default() }
+            }
+            Phase::Connecting => Readiness::default(),
+            Phase::Failed => {
+                Readiness { readable: true, writable: true, ended: true, hung_up: true }
+            }
+            Phase::Connected => self.link.as_ref().map_or_else(Readiness::default, |link| {
+                let found = link.connection.readable();
+                let failed = link.failure().is_some();
+                let ended = found == Readable::End || self.shut_read || failed;
+                let hung_up = failed || ended && link.connection.has_shut_write();
+                Readiness {
+                    readable: found != Readable::Nothing || ended,
+                    writable: link.is_writable() || failed || link.connection.has_shut_write(),
+                    ended,
+                    hung_up,
+                }
+            }),
+        }
+    }
+
+    /// The connection.
+    ///
+    /// # Errors
+    ///
+    /// ENOTCONN; EAGAIN while it is being made; why it could not be.
+    pub(crate) fn connected(&mut self) -> Result<&mut Link, Errno> {
+        match self.phase {
+            Phase::Connected => self.link.as_mut().ok_or(Errno::ENOTCONN),
+            Phase::Connecting => Err(Errno::EAGAIN),
+            Phase::Failed => Err(self.error.take().unwrap_or(Errno::ENOTCONN)),
+            Phase::Idle | Phase::Listening => Err(Errno::ENOTCONN),
+        }
+    }
+
+    /// It cannot be connected.
+    pub(crate) fn fail(&mut self, why: Errno) {
+        self.phase = Phase::Failed;
+        self.error = Some(why);
+        self.queue = None;
+    }
+
+    /// Gives everything back to the adapter.
+    pub(crate) fn destroy(&mut self, adapter: &Adapter) {
+        self.destroyed = true;
+        (self.link, self.queue, self.listener) = (None, None, None);
+        if let Some(id) = self.id.take() {
+            let _ = adapter.engine.cm_destroy_id(id);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+/* A sockets program that knows nothing of SDP, but for its first argument: the address family. Two
+ * processes send each other a pattern in pieces of many sizes, wait in several ways, end the stream in
+ * order, and check every octet. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TOTAL (12 << 20)
+#define MOST (1 << 20)
+
+static const char *way;
+static int family;
+
+#define CHECK(what)                                                                                \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            fprintf(stderr, "%s: line %d: %s: %s\n", way, __LINE__, #what, strerror(errno));       \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static unsigned char octet(size_t at) { return (unsigned char)((at * 2654435761u) >> 24); }
+
+/* Waits until a descriptor is ready, in the way that the program was told. */
+static void wait_for(int fd, int set, int writes)
+{
+    if (!strcmp(way, "poll")) {
+        struct pollfd entry = {fd, writes ? POLLOUT : POLLIN, 0};
+        CHECK(poll(&entry, 1, 20000) == 1);
+    } else if (!strcmp(way, "select")) {
+        fd_set ready;
+        struct timeval limit = {20, 0};
+        FD_ZERO(&ready);
+        FD_SET(fd, &ready);
+        CHECK(select(fd + 1, writes ? NULL : &ready, writes ? &ready : NULL, NULL, &limit) == 1);
+    } else if (!strcmp(way, "epoll")) {
+        struct epoll_event event = {writes ? EPOLLOUT : EPOLLIN, {.fd = fd}};
+        CHECK(epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
+        CHECK(epoll_wait(set, &event, 1, 20000) == 1);
+    } else if (!strcmp(way, "edges")) {
+        struct epoll_event event;
+        CHECK(epoll_wait(set, &event, 1, 20000) == 1);
+    }
+}
+
+/* Sends one stretch, and receives one of the same length. */
+static void talk(int fd)
+{
+    static unsigned char out[MOST], in[MOST];
+    size_t sent = 0, got = 0;
+    unsigned seed = 7;
+    int waits = strcmp(way, "blocking") != 0;
+    int set = epoll_create1(0);
+    struct epoll_event event = {EPOLLIN | EPOLLOUT, {.fd = fd}};
+    if (!strcmp(way, "edges"))
+        event.events |= EPOLLET;
+    CHECK(set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+    if (waits)
+        CHECK(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+    while (sent < TOTAL || got < TOTAL) {
+        size_t len = (size_t)rand_r(&seed) % (rand_r(&seed) % 4 ? 5000 : MOST) + 1;
+        ssize_t done;
+        int is_stuck = 1;
+        if (sent < TOTAL) {
+            if (len > TOTAL - sent)
+                len = TOTAL - sent;
+            for (size_t at = 0; at < len; at++)
+                out[at] = octet(sent + at);
+            done = send(fd, out, len, 0);
+            CHECK(done > 0 || (waits && errno == EAGAIN));
+            if (done > 0)
+                sent += (size_t)done, is_stuck = 0;
+        }
+        /* A program that blocks must not wait for more than the other has sent: both send as much. */
+        while (got < TOTAL && (waits || got < sent)) {
+            size_t most = waits ? TOTAL - got : sent - got;
+            done = recv(fd, in, most < MOST ? most : MOST, 0);
+            if (done < 0 && waits && errno == EAGAIN)
+                break;
+            CHECK(done > 0);
+            for (ssize_t at = 0; at < done; at++)
+                CHECK(in[at] == octet(got + (size_t)at));
+            got += (size_t)done, is_stuck = 0;
+            if (!waits)
+                continue;
+        }
+        if (waits && is_stuck)
+            wait_for(fd, set, got >= TOTAL);
+    }
+    if (waits)
+        CHECK(fcntl(fd, F_SETFL, 0) == 0);
+    close(set);
+    /* The octet that is urgent leaves the stream. */
+    char byte;
+    CHECK(send(fd, "abU", 3, MSG_OOB) == 3);
+    CHECK(recv(fd, in, 2, MSG_WAITALL) == 2 && !memcmp(in, "ab", 2));
+    CHECK(recv(fd, &byte, 1, MSG_OOB) == 1 && byte == 'U');
+    CHECK(send(fd, "end", 3, 0) == 3);
+    CHECK(recv(fd, in, MOST, MSG_PEEK) > 0 && in[0] == 'e');
+    CHECK(recv(fd, in, 3, MSG_WAITALL) == 3 && !memcmp(in, "end", 3));
+    CHECK(shutdown(fd, SHUT_WR) == 0);
+    CHECK(recv(fd, in, MOST, 0) == 0);
+    CHECK(send(fd, "x", 1, MSG_NOSIGNAL) == -1 && errno == EPIPE);
+}
+
+static void nothing(int signal) { (void)signal; }
+
+int main(int argc, char **argv)
+{
+    CHECK(argc == 4);
+    family = atoi(argv[1]);
+    way = argv[2];
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[3]))};
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    alarm(60);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    int fd;
+    if (child == 0) {
+        for (int tries = 0;; tries++) {
+            fd = socket(family, SOCK_STREAM, 0);
+            CHECK(fd >= 0);
+            if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0)
+                break;
+            CHECK(errno == ECONNREFUSED && tries < 400);
+            close(fd);
+            usleep(50000);
+        }
+        struct sockaddr_in peer;
+        socklen_t len = sizeof peer;
+        CHECK(getpeername(fd, (struct sockaddr *)&peer, &len) == 0 && peer.sin_port == at.sin_port);
+    } else {
+        int one = 1, listener = socket(family, SOCK_STREAM, 0);
+        CHECK(listener >= 0);
+        CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
+        CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 5) == 0);
+        struct pollfd entry = {listener, POLLIN, 0};
+        CHECK(poll(&entry, 1, 30000) == 1);
+        fd = accept(listener, NULL, NULL);
+        CHECK(fd >= 0);
+        close(listener);
+        /* A copy of the descriptor is the same socket. */
+        int copy = dup(fd);
+        CHECK(copy >= 0 && close(fd) == 0);
+        fd = copy;
+        /* A signal without SA_RESTART ends a call that waits; the peer speaks when it hears of that. */
+        if (!strcmp(way, "blocking")) {
+            struct sigaction action = {.sa_handler = nothing};
+            sigaction(SIGUSR1, &action, NULL);
+            pid_t bell = fork();
+            if (bell == 0) {
+                for (int times = 0; times < 50; times++)
+                    usleep(20000), kill(getppid(), SIGUSR1);
+                _exit(0);
+            }
+            CHECK(recv(fd, &one, 1, 0) == -1 && errno == EINTR);
+            kill(bell, SIGKILL);
+            CHECK(waitpid(bell, NULL, 0) == bell);
+            signal(SIGUSR1, SIG_IGN);
+            CHECK(send(fd, "!", 1, 0) == 1);
+        }
+    }
+    if (child == 0 && !strcmp(way, "blocking")) {
+        char byte;
+        CHECK(recv(fd, &byte, 1, 0) == 1 && byte == '!');
+    }
+    talk(fd);
+    CHECK(close(fd) == 0);
+    if (child > 0) {
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        puts("done");
+    }
+    return 0;
+}
