@@ -56,6 +56,7 @@ mod own;
 pub mod packet;
 mod pages;
 mod port;
+pub mod qos;
 mod qpip;
 mod share;
 mod sys;
@@ -88,6 +89,7 @@ pub use exec::{
 };
 pub use extended::{IwarpMode, switch_to_iwarp};
 pub use interrupts::Interrupts;
+pub use qos::QosConfig;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{Guests, ShareError, Sharer};
 pub use sys::with_more_descriptors;
