@@ -194,3 +194,8 @@ fn two_hosts_connect_over_ipv4_and_ipv6() {
     assert!(output.status.success(), "{:?}\n{said}", output.status);
     check_matrix("tests/c/hosts.c", &program);
 }
+
+#[test]
+fn strangers_do_not_keep_others_from_connecting() {
+    succeed_everywhere("tests/c/stranger.c", &[]);
+}
