@@ -1,10 +1,14 @@
-//! Both ends of NBD, whose peers send what the input has. The first octet chooses the end, and whether
-//! magic numbers and lengths are made likely.
+//! Both ends of NBD, over a stream and in the messages of queue pairs, whose peers send what the
+//! input has. The first octet chooses the end, and whether magic numbers and lengths are made likely.
 #![no_main]
 
 mod shares;
 
 use libfuzzer_sys::fuzz_target;
+use quipu_nbd::messages::{
+    ClientMemory, MAX_MOVED, MESSAGE_HEADER, MessageClient, MessageEvent, MessageServer, ServerStep,
+    Terms, simple_reply,
+};
 use quipu_nbd::wire::{EXTENDED_CHUNK_MAGIC, EXTENDED_REQUEST_MAGIC, OPTION_MAGIC, REQUEST_MAGIC};
 use quipu_nbd::{
     Client, ClientEvent, Command, CommandFlags, Export, Handshake, MAX_PAYLOAD, Server, ServerEvent,
@@ -12,7 +16,14 @@ use quipu_nbd::{
 };
 use shares::Shares;
 
-static SHARES: Shares<4> = Shares::new(["an export", "a request", "a reply", "a reply's end"]);
+static SHARES: Shares<6> = Shares::new([
+    "an export",
+    "a request",
+    "a reply",
+    "a reply's end",
+    "a message's request",
+    "a message's reply",
+]);
 
 const SIZE: u64 = 1 << 20;
 
@@ -157,9 +168,104 @@ fn client(mut input: &[u8], repaired: bool) {
     }
 }
 
+const TERMS: Terms = Terms { credits: 4, inline: 512 };
+
+/// Both ends in messages that have agreed, or that have just begun.
+fn pair(agreed: bool) -> (MessageClient, MessageServer) {
+    let options = ServerOptions::new(Export::new("", SIZE));
+    let mut server = MessageServer::new(options, TERMS, TERMS);
+    let mut client = MessageClient::new(Handshake::new(""), TERMS, TERMS);
+    let mut started = !agreed;
+    while !started {
+        let bytes = std::mem::take(server.output());
+        started = matches!(client.input(&bytes), Ok(MessageEvent::Started(_)));
+        let bytes = std::mem::take(client.output());
+        let _ = server.input(&bytes);
+    }
+    (client, server)
+}
+
+/// The next message: its length is in the first two octets.
+fn message(input: &mut &[u8]) -> Option<Vec<u8>> {
+    let length = take(input, 2)?;
+    take(input, usize::from(u16::from_be_bytes([length[0] & 3, length[1]])))
+}
+
+fn message_server(mut input: &[u8], repaired: bool) {
+    let mut server = pair(repaired).1;
+    while let Some(mut bytes) = message(&mut input) {
+        if repaired && bytes.len() >= MESSAGE_HEADER {
+            likely(&mut bytes[..28]);
+            if bytes[7] == 1 && bytes.len() > MESSAGE_HEADER {
+                let length = (bytes.len() - MESSAGE_HEADER) as u32;
+                bytes[24..28].copy_from_slice(&length.to_be_bytes());
+            }
+        }
+        match server.input(&bytes) {
+            Ok(ServerStep::Execute(job)) => {
+                SHARES.reach("a message's request");
+                let length = job.request.length;
+                if matches!(job.command, Command::Read | Command::Write) {
+                    assert!(job.request.offset + length <= SIZE);
+                    assert!(job.memory.address.checked_add(length).is_some() || !job.is_moved);
+                    let short = job.command == Command::Write && !job.is_moved;
+                    assert!(!short || bytes.len() - MESSAGE_HEADER == length as usize);
+                }
+            }
+            Ok(_) => {}
+            Err(_) => return,
+        }
+        server.output().clear();
+    }
+}
+
+fn message_client(mut input: &[u8], repaired: bool) {
+    let mut client = pair(repaired).0;
+    let none = CommandFlags::empty();
+    let memory = Some(ClientMemory { key: 9, address: 0 });
+    let mut cookies = Vec::new();
+    if repaired {
+        let long = MAX_MOVED.into();
+        for (command, length, memory) in [
+            (Command::Read, 64, None),
+            (Command::Read, long, memory),
+            (Command::BlockStatus, 4096, None),
+            (Command::Flush, 0, None),
+        ] {
+            cookies.extend(client.request(command, none, (0, length), memory).map(|it| it.cookie));
+        }
+        assert_eq!(cookies.len(), 4);
+    }
+    while let Some(mut bytes) = message(&mut input) {
+        if repaired && bytes.len() >= 16 {
+            let cookie = cookies[usize::from(bytes[8]) % cookies.len()];
+            let is_error = bytes[4] & 1 == 1;
+            let result = if is_error { Err(quipu_nbd::Errno::IO) } else { Ok(()) };
+            let head = simple_reply(cookie, result);
+            bytes[..16].copy_from_slice(&head);
+        }
+        match client.input(&bytes) {
+            Ok(MessageEvent::Completed(done)) => {
+                SHARES.reach("a message's reply");
+                assert!(done.data.end <= bytes.len());
+                assert!(done.revoke.is_none() || done.revoke == Some(9));
+            }
+            Ok(_) => {}
+            Err(_) => return,
+        }
+        client.output().clear();
+    }
+    let _ = Terms::from_bytes(input);
+}
+
 fuzz_target!(|data: &[u8]| {
     SHARES.begin();
     let Some((how, rest)) = data.split_first() else { return };
     let repaired = how & 6 != 0;
-    if how & 1 == 0 { server(rest, repaired) } else { client(rest, repaired) }
+    match (how & 1 == 0, how & 8 == 0) {
+        (true, true) => server(rest, repaired),
+        (false, true) => client(rest, repaired),
+        (true, false) => message_server(rest, repaired),
+        (false, false) => message_client(rest, repaired),
+    }
 });

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use quipu_cabi::Errno;
 use quipu_host::connection::{Ece, Param, QpParams};
@@ -34,6 +35,8 @@ const READS: u8 = 4;
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
 const READ: u64 = 2;
+/// The longest time that a call polls for the end of a peer's read.
+const MOST_READ_TIME: Duration = Duration::from_micros(500);
 /// The slot of a send that has none.
 const NO_SLOT: u16 = u16::MAX;
 
@@ -210,6 +213,7 @@ impl Drop for Queue {
 /// Bytes of the program that the peer may read.
 struct Source {
     region: Region,
+    len: usize,
 }
 
 /// A read of the peer's memory.
@@ -442,7 +446,7 @@ impl Link {
         let now = self.queue.adapter.now();
         let at = self.connection.advertise(now, memory, inline as u32, &mut message);
         message[at..at + inline].copy_from_slice(&bytes[..inline]);
-        self.source = Some(Source { region });
+        self.source = Some(Source { region, len: bytes.len() });
         self.show(true, &message[..at + inline], &[]);
         if !self.post_send(NO_SLOT, Payload::Inline(&message[..at + inline])) {
             self.give_up();
@@ -459,7 +463,7 @@ impl Link {
             None => return None,
         };
         // From now on the peer cannot read there, whatever it does.
-        if let Some(Source { region }) = self.source.take() {
+        if let Some(Source { region, .. }) = self.source.take() {
             let _ = self.queue.adapter.engine.dereg_mr(region.id);
         }
         Some(taken)
@@ -550,6 +554,12 @@ impl Link {
         Some(reading.len as usize)
     }
 
+    /// How long the peer may need to read what is advertised, if it reads 4 GB/s.
+    pub(crate) fn read_time(&self) -> Duration {
+        let len = self.source.as_ref().map_or(0, |source| source.len as u64);
+        Duration::from_nanos(len / 4).min(MOST_READ_TIME)
+    }
+
     /// Sends what the protocol has to say after a call.
     pub(crate) fn flush(&mut self) {
         self.pump();
@@ -583,17 +593,14 @@ impl Link {
     /// Takes the events that were asked for.
     pub(crate) fn take_events(&self) {
         let engine = &self.queue.adapter.engine;
-        while engine
-            .wait_channel_within(self.queue.channel, Some(std::time::Duration::ZERO))
-            .is_ok()
-        {}
+        while engine.wait_channel_within(self.queue.channel, Some(Duration::ZERO)).is_ok() {}
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         let engine = &self.queue.adapter.engine;
-        if let Some(Source { region }) = self.source.take() {
+        if let Some(Source { region, .. }) = self.source.take() {
             let _ = engine.dereg_mr(region.id);
         }
         if let Some(Reading { region, .. }) = self.reading.take() {

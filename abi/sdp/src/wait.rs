@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use quipu_cabi::{Errno, interrupted_call_goes_on};
 use quipu_host::EngineError;
 
+use crate::link::Link;
 use crate::socket::{Socket, State};
 use crate::sys::{BlockedSignals, errno_of};
 
@@ -63,7 +64,7 @@ impl Socket {
                 return result.unwrap_or(Err(Errno::EAGAIN));
             }
             let nap = left.map_or(NAP, |left| left.min(NAP));
-            let polls = spin.get_or_insert_with(|| Spin::new(state.polls_lost()));
+            let polls = spin.get_or_insert_with(|| Spin::new(state.poll_time()));
             let slept = if state.led || state.link.is_none() {
                 state = self.wait_change(state, Some(nap));
                 if !polls.signals.any_pending() {
@@ -132,15 +133,19 @@ impl Socket {
 }
 
 impl State {
-    /// Whether polls have found nothing for a while.
-    fn polls_lost(&self) -> bool {
-        self.lost_polls >= PATIENT_FAILURES && !self.lost_polls.is_multiple_of(PROBE)
+    /// How long a call polls before it sleeps: not at all where polls have found nothing for a while.
+    fn poll_time(&self) -> Duration {
+        if self.lost_polls >= PATIENT_FAILURES && !self.lost_polls.is_multiple_of(PROBE) {
+            return Duration::ZERO;
+        }
+        SPIN + self.link.as_ref().map_or(Duration::ZERO, Link::read_time)
     }
 }
 
 /// The polls before one sleep.
 struct Spin {
     signals: BlockedSignals,
+    time: Duration,
     until: Option<Instant>,
     polls: u32,
     /// A signal has come.
@@ -148,10 +153,9 @@ struct Spin {
 }
 
 impl Spin {
-    /// The polls of a call that should not poll, or should.
-    fn new(is_over: bool) -> Self {
-        let until = is_over.then(Instant::now);
-        Self { signals: BlockedSignals::new(), until, polls: 0, is_signalled: false }
+    fn new(time: Duration) -> Self {
+        let signals = BlockedSignals::new();
+        Self { signals, time, until: None, polls: 0, is_signalled: false }
     }
 
     /// Whether to poll once more. The time runs from the first question on.
@@ -162,6 +166,6 @@ impl Spin {
         }
         let now = Instant::now();
         self.is_signalled = self.signals.any_pending();
-        !self.is_signalled && now < *self.until.get_or_insert(now + SPIN)
+        !self.is_signalled && now < *self.until.get_or_insert(now + self.time)
     }
 }

@@ -29,6 +29,8 @@ const STACK: usize = 256 << 10;
 const LAST_WORDS: Duration = Duration::from_millis(250);
 /// How long an unreliable one waits at least, whose peer does not wait for acknowledgements.
 const STRAGGLERS: Duration = Duration::from_millis(5);
+/// Messages of a peer: each is an error that the program is told of, and one breaks a connection.
+const MAX_MESSAGES: u32 = 4;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A wait of the program.
@@ -45,6 +47,8 @@ pub(crate) struct Watched {
     pub(crate) generation: u32,
     /// A message that has come in part.
     bytes: Vec<u8>,
+    /// Messages that have come.
+    messages: u32,
 }
 
 /// A VI whose peer has gone.
@@ -100,7 +104,7 @@ impl Control {
     pub(crate) fn stop(&self) {
         let mut shared = self.lock();
         shared.is_stopped = true;
-        shared.listeners.clear();
+        shared.listeners.drain().for_each(|(_, listener)| close(&listener));
         shared.watched.clear();
         drop(shared);
         self.0.changed.notify_all();
@@ -109,7 +113,13 @@ impl Control {
 
     /// Watches the connection of a VI from now on.
     pub(crate) fn watch(&self, stream: Arc<TcpStream>, vi: Id, generation: u32) {
-        self.lock().watched.push(Watched { stream, vi, generation, bytes: Vec::new() });
+        self.lock().watched.push(Watched {
+            stream,
+            vi,
+            generation,
+            bytes: Vec::new(),
+            messages: 0,
+        });
         self.0.bell.ring();
     }
 
@@ -185,7 +195,9 @@ impl Control {
             let (listeners, watched) = self.sockets();
             let mut fds = vec![readable(self.0.bell.as_raw_fd())];
             fds.extend(rings.iter().map(|fd| readable(*fd)));
-            fds.extend(listeners.iter().map(|listener| readable(listener.as_raw_fd())));
+            if doorstep.has_room(Instant::now()) {
+                fds.extend(listeners.iter().map(|listener| readable(listener.as_raw_fd())));
+            }
             fds.extend(doorstep.fds().map(readable));
             fds.extend(watched.iter().map(|stream| readable(stream.as_raw_fd())));
             let soon = (!leaving.is_empty()).then_some(LOOK_AGAIN);
@@ -273,6 +285,10 @@ impl Watched {
                 Ok(None) => break false,
                 Ok(Some((body, taken))) => {
                     let Ok(Message::Cause(cause)) = Message::parse(body) else { break true };
+                    self.messages += 1;
+                    if self.messages > MAX_MESSAGES {
+                        break true;
+                    }
                     news.push((self.vi, self.generation, Some(cause)));
                     self.bytes.drain(..taken);
                 }
@@ -324,6 +340,18 @@ impl Shared {
         }
         let wanted: Vec<u16> =
             self.waits.iter().flat_map(|waiting| ports(waiting.wait.discriminator())).collect();
-        self.listeners.retain(|port, _| wanted.contains(port));
+        self.listeners.retain(|port, listener| {
+            let is_wanted = wanted.contains(port);
+            if !is_wanted {
+                close(listener);
+            }
+            is_wanted
+        });
     }
+}
+
+/// Stops listening, also for children of fork that have inherited the descriptor: nobody would answer there.
+fn close(listener: &TcpListener) {
+    // SAFETY: the descriptor is open, and shutting it down passes no pointer.
+    unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
 }

@@ -16,6 +16,8 @@ use crate::control::Control;
 
 /// Streams at a time; more wait in the kernel.
 const MAX_STREAMS: usize = 128;
+/// How long nothing is accepted after the system refused a descriptor.
+const PAUSE: Duration = Duration::from_millis(20);
 /// How long a peer has for its request.
 const READING: Duration = Duration::from_secs(5);
 /// How long a request waits for a program that is about to wait for it.
@@ -39,6 +41,8 @@ struct Held {
 pub(crate) struct Doorstep {
     halves: Vec<Half>,
     held: Vec<Held>,
+    /// Until when nothing is accepted.
+    paused: Option<Instant>,
 }
 
 /// What became of a stream.
@@ -75,18 +79,33 @@ impl Doorstep {
         halves.chain(self.held.iter().map(|held| held.incoming.stream.as_raw_fd()))
     }
 
-    /// When the next of them is to be given up.
+    /// Whether another stream can be taken. If not, nobody should wait for one.
+    pub(crate) fn has_room(&mut self, now: Instant) -> bool {
+        self.paused = self.paused.filter(|until| now < *until);
+        self.paused.is_none() && self.halves.len() + self.held.len() < MAX_STREAMS
+    }
+
+    /// When the next of them is to be given up, or the pause is over.
     pub(crate) fn timeout(&self, now: Instant) -> Option<Duration> {
         let halves = self.halves.iter().map(|half| half.until);
-        let next = halves.chain(self.held.iter().map(|held| held.until)).min();
+        let held = self.held.iter().map(|held| held.until);
+        let next = halves.chain(held).chain(self.paused).min();
         next.map(|until| until.saturating_duration_since(now))
     }
 
     /// Takes streams that have come.
     pub(crate) fn accept(&mut self, listeners: &[Arc<TcpListener>], now: Instant) {
         for listener in listeners {
-            while self.halves.len() + self.held.len() < MAX_STREAMS {
-                let Ok((stream, _)) = with_more_descriptors(|| listener.accept()) else { break };
+            while self.has_room(now) {
+                let stream = match with_more_descriptors(|| listener.accept()) {
+                    Ok((stream, _)) => stream,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(_) => {
+                        // No descriptors or memory, or the stream is gone: not at once again.
+                        self.paused = Some(now + PAUSE);
+                        return;
+                    }
+                };
                 if stream.set_nonblocking(true).is_ok() {
                     self.halves.push(Half { stream, bytes: Vec::new(), until: now + READING });
                 }
@@ -106,6 +125,10 @@ impl Doorstep {
                     let stream = self.halves.swap_remove(at).stream;
                     if address::bytes_of(request.local.host).len() != host_len {
                         refuse(stream);
+                        continue;
+                    }
+                    let mut stream = stream;
+                    if stream.write_all(&Message::Heard.to_bytes()).is_err() {
                         continue;
                     }
                     let patience = HOLDING.min(Duration::from_millis(request.timeout_ms));

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::c_ulong;
 use quipu_cabi::descriptors::with_more_descriptors;
@@ -22,6 +22,9 @@ use crate::vi::shown;
 
 /// The longest that one system call waits: a program may disconnect meanwhile, or close the NIC.
 const SLICE: Duration = Duration::from_millis(100);
+/// How long a listener has to say that it has heard a request. One that a dead process has left to its child
+/// never does.
+const HEARING: Duration = Duration::from_secs(2);
 
 /// Reads one message from a blocking stream.
 ///
@@ -121,6 +124,16 @@ impl Nic {
         stream.set_write_timeout(Some(HANDSHAKE)).map_err(|_| Code::ErrorResource)?;
         if stream.write_all(&request.to_bytes()).is_err() {
             return Err(Code::NoMatch);
+        }
+        let mut hearing = Deadline(Some(Instant::now() + HEARING));
+        if deadline.left().is_some_and(|left| left < HEARING) {
+            hearing = deadline;
+        }
+        match read_message(&mut stream, hearing, goes_on) {
+            Ok(Message::Heard) => {}
+            Err(Code::Timeout) if deadline.is_over() => return Err(Code::Timeout),
+            Err(Code::InvalidState) => return Err(Code::InvalidState),
+            _ => return Err(Code::NoMatch),
         }
         match read_message(&mut stream, deadline, goes_on) {
             Ok(Message::Accept(end)) => Ok(Accepted { stream, end }),

@@ -50,7 +50,10 @@ pub struct Options {
     /// Run the quick part of the plan: less than a minute on a quiet machine, with rough numbers. Ratios
     /// are compared with their targets only after at least three rounds.
     #[arg(long)]
-    quick: bool,
+    pub quick: bool,
+    /// Measure network block devices instead, over queue pairs, sockets, and servers of others.
+    #[arg(long)]
+    pub nbd: bool,
     /// Write results.json, results.txt, plot.svg and qpip.svg into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -59,7 +62,7 @@ pub struct Options {
     list: bool,
     /// Print the results as JSON instead of tables, without progress.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Measure only contenders whose names contain this, such as UCX. May be repeated.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,

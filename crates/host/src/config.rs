@@ -5,10 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quipu_nic::qos::parse_rate;
 use quipu_nic::{Crc, LinkLayer, WriteOrder};
 use quipu_strict::Ignored;
 
 use crate::address::WantedAddress;
+use crate::qos::QosConfig;
 use crate::qpip::QpipConfig;
 
 mod iwarp;
@@ -45,6 +47,8 @@ mod iwarp;
 /// | `QUIPU_STRICT_IGNORE` | `KIND` or `KIND@PLACE`, with commas between them | what it does not report: reports of a kind, or those where a function, library or source file is named so |
 /// | `QUIPU_STRICT_ORDER` | `reverse` (default), `shuffle`, `shuffle:SEED`, `off` | in the strict mode, the order in which bytes of writes of peers are placed: see [`StrictOrder`] |
 /// | `QUIPU_STRICT_HOLD_US` | 1 to 60000000, default 1000 | for how many microseconds bytes are then held back |
+/// | `QUIPU_QOS` | a file | tables and rules of quality of service: OpenSM's options, or TOML (`docs/qos.md`) |
+/// | `QUIPU_RATE` | such as `10Gbps`, from 1 kbit/s to 1 Tbit/s | the rate at which the port sends, whatever that file says |
 /// | `QUIPU_QPIP_LINK` | `tap:NAME`, `packet:INTERFACE`, `xdp:INTERFACE`, `ns:NAME`, `udp:ADDRESS:PORT`, `share:NAME[,user=USER]` | the link of queue pairs over the adapter's own TCP and UDP (`docs/qpip.md`) |
 /// | `QUIPU_QPIP_ADDRESS` | addresses with the lengths of their prefixes, such as `10.9.0.2/24,fd09::2/64` | its addresses there, which must not be the kernel's |
 /// | `QUIPU_QPIP_GATEWAY` | addresses, with commas between them | who forwards from there to everybody else |
@@ -99,6 +103,8 @@ pub struct Config {
     pub counters: bool,
     /// Where packets are captured, if anywhere.
     pub capture: Option<CaptureConfig>,
+    /// Quality of service. `None`: every queue pair sends as fast as it can.
+    pub qos: Option<QosConfig>,
     /// The link and the addresses of QPIP. `None`: there are no such queue pairs.
     pub qpip: Option<QpipConfig>,
 }
@@ -237,6 +243,7 @@ impl Default for Config {
             log: None,
             counters: true,
             capture: None,
+            qos: None,
             qpip: None,
         }
     }
@@ -375,6 +382,12 @@ impl Config {
             };
         }
         config.capture = capture(&lookup, file("QUIPU_PCAP"))?;
+        let rate = lookup("QUIPU_RATE")?.map(|value| match parse_rate(&value) {
+            Some(rate) => Ok(rate),
+            None => Err(bad("QUIPU_RATE", value, "a rate from 1kbps to 1Tbps, such as 10Gbps")),
+        });
+        let qos = QosConfig { file: file("QUIPU_QOS"), rate: rate.transpose()? };
+        config.qos = (qos != QosConfig::default()).then_some(qos);
         config.qpip = QpipConfig::from_lookup(&lookup)?;
         let link = config.qpip.as_ref().is_some_and(|qpip| !qpip.link.is_shared());
         (config.devices, config.cm_device) = devices(&lookup, link)?;

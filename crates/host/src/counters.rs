@@ -103,6 +103,7 @@ impl Publisher {
             drops: [0; REASONS],
             statuses: [0; STATUSES.len()],
             work: [0; WORK],
+            lanes: Default::default(),
             queue_pairs: Vec::new(),
             omitted: 0,
         };
@@ -174,6 +175,9 @@ impl Publisher {
         sample.work = work(&total);
         sample.statuses = statuses(counters);
         let frames = adapter.inet().map(|stack| *stack.counters()).unwrap_or_default();
+        if let Some(lanes) = adapter.lane_use() {
+            sample.lanes = lanes.map(|it| [it.octets, it.packets, it.wait_ns, it.waits]);
+        }
         sample.drops = adapter.inet().map_or([0; REASONS], |stack| drops(stack, calls));
         sample.engine = [
             counters.completions,
@@ -371,7 +375,7 @@ pub(crate) fn private_folders() -> impl Iterator<Item = PathBuf> {
 
 /// Whether nobody but this user can have put anything there. In a folder where everybody may write,
 /// somebody else may have been first.
-fn is_private(folder: &Path) -> bool {
+pub(crate) fn is_private(folder: &Path) -> bool {
     fs::symlink_metadata(folder)
         .is_ok_and(|data| data.is_dir() && data.uid() == own_user() && data.mode() & 0o077 == 0)
 }

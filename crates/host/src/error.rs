@@ -53,6 +53,9 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// The configuration of quality of service.
+    #[error("{0}; correct the file of QUIPU_QOS (or --qos), or unset it (docs/qos.md)")]
+    Qos(String),
     /// The link of QPIP.
     #[error(transparent)]
     Link(#[from] crate::packet::LinkError),

@@ -55,6 +55,7 @@ mod own;
 pub mod packet;
 mod pages;
 mod port;
+pub mod qos;
 mod qpip;
 mod share;
 mod sys;
@@ -86,6 +87,7 @@ pub use exec::{
     may_gain_no_privileges, own_file,
 };
 pub use interrupts::Interrupts;
+pub use qos::QosConfig;
 pub use qpip::{QpipConfig, parse_address};
 pub use share::{Guests, ShareError, Sharer};
 pub use sys::with_more_descriptors;

@@ -24,6 +24,7 @@ use crate::queue::RecvQueue;
 use crate::raw::{self, Counters, MAX_TABLES, Rules, RxHash, Table, WorkQueue};
 use crate::receive::express::Unsettled;
 use crate::slab::Slab;
+use crate::transmit::lanes::Lanes;
 use crate::types::{
     AhId, AsyncEvent, ChannelId, Completion, ConnId, CountersId, CqId, Gid, LinkId, MrId, MwId,
     PdId, QpId, QpNum, SrqId, TableId, Time, WcStatus, XrcdId,
@@ -235,6 +236,8 @@ pub(crate) enum Alarm {
     Srq(SrqId),
     /// Writes that are held.
     Held(QpId),
+    /// The port may have something for queue pairs that wait in their lanes.
+    Lanes,
 }
 
 /// All that the processing of one queue pair touches beside the queue pair itself.
@@ -294,6 +297,8 @@ pub(crate) struct Hub<P> {
     pub(crate) orphans: Vec<QpId>,
     /// Queue pairs on streams that owe their peer an acknowledgement.
     pub(crate) ack_due: Vec<QpId>,
+    /// The virtual lanes, if quality of service is configured.
+    pub(crate) qos: Option<Box<Lanes>>,
     /// The inter-network stack, of an adapter that is attached to a network of IP.
     pub(crate) inet: Option<Box<Inet>>,
     /// Access to the own memory by address, for references between queue pairs of this adapter.
@@ -465,6 +470,7 @@ impl<P: Probe> Adapter<P> {
                 nudged: VecDeque::new(),
                 orphans: Vec::new(),
                 ack_due: Vec::new(),
+                qos: None,
                 inet: None,
                 own_memory: None,
                 endings: Vec::new(),
@@ -568,6 +574,7 @@ impl<P: Probe> Adapter<P> {
                 Alarm::Cq(id) => self.hub.period_over(id),
                 Alarm::Srq(id) => self.open_shared(id),
                 Alarm::Held(id) => self.held_alarm(id),
+                Alarm::Lanes => self.lanes_alarm(),
             }
         }
         if let Some(inet) = &mut self.hub.inet {

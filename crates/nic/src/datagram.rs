@@ -20,6 +20,7 @@ use crate::qp::{Path, Qp};
 use crate::raw;
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
+use crate::transmit::{lanes, marking};
 use crate::types::{
     AddressVector, AhId, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra, WcOpcode,
     WcStatus,
@@ -87,7 +88,7 @@ pub(crate) struct Ah {
 /// Where a request goes, resolved when it is posted: the program may destroy its address handle at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Destination {
-    av: AddressVector,
+    pub(crate) av: AddressVector,
     qpn: u32,
     qkey: u32,
 }
@@ -195,6 +196,10 @@ impl<P: Probe> Adapter<P> {
             return None;
         }
         while requester::may_begin(qp) {
+            if !lanes::has_turn(qp, hub) {
+                lanes::park(qp, hub);
+                return None;
+            }
             let flags = qp.sq.wqe(qp.sq.next).flags;
             match fate::meet(qp, hub, flags) {
                 Met::Nothing => {}
@@ -206,7 +211,9 @@ impl<P: Probe> Adapter<P> {
             }
             match compose(qp, hub, out) {
                 Ok(departure) => {
+                    let length = qp.sq.wqe(qp.sq.next).length;
                     requester::skip_local(qp, hub);
+                    lanes::charge(qp, hub, length);
                     if departure.is_some() {
                         return departure;
                     }
@@ -216,6 +223,9 @@ impl<P: Probe> Adapter<P> {
                     return None;
                 }
             }
+        }
+        if hub.qos.is_some() {
+            lanes::end_turn(qp, hub);
         }
         None
     }
@@ -292,7 +302,7 @@ fn compose<P: Probe>(
     let wqe = qp.sq.wqe(position);
     hub.probe.stage(Stage::GetWr, 0);
     let av = qp.sq.destination(position).av;
-    let (traffic_class, hop_limit) = (av.traffic_class, av.hop_limit);
+    let (traffic_class, hop_limit) = (marking::traffic_class(&av, hub), av.hop_limit);
     let (header, to) = match qp.qp_type {
         QpType::RawPacket => raw::address(qp, hub, wqe.length)?,
         // C10-93.1.1: such a message is not sent, and that is no error.

@@ -240,10 +240,10 @@ impl<P: Probe> Adapter<P> {
     #[inline(always)]
     pub fn post_at_once(&mut self, now: impl TimeSource, id: QpId, wr: &SendWr<'_>) -> bool {
         let Some(qp) = self.qps.get_mut(id) else { return false };
-        if !matches!(qp.qp_type, QpType::Rc) || !is_linked(qp) {
+        let hub = &mut self.hub;
+        if !matches!(qp.qp_type, QpType::Rc) || !is_linked(qp) || hub.qos.is_some() {
             return false;
         }
-        let hub = &mut self.hub;
         if transmit::channel::send_at_once(qp, hub, wr) {
             transmit::channel::notify(qp, hub);
         } else {
@@ -299,6 +299,9 @@ impl<P: Probe> Adapter<P> {
         if let Some((qp, hub)) = self.qp_and_hub(id) {
             hub.probe.stage(Stage::Doorbell, 0);
             kick(qp, hub);
+        }
+        if self.hub.qos.is_some() {
+            self.serve_lanes();
         }
         if !self.hub.nudged.is_empty() {
             self.serve_nudged();

@@ -84,10 +84,11 @@ pub use queue_pairs::QpInfo;
 pub use quipu_inet as inet;
 pub use quipu_iwarp as iwarp;
 pub use quipu_mem::{self as mem, Key, WindowType};
+pub use quipu_qos as qos;
 pub use raw::{
     CounterKind, FlowKind, FlowLayer, FlowRule, FlowSpec, MAX_COUNTERS, MAX_FLOWS, MAX_TABLE_SIZE,
     MAX_TABLES, RX_HASH_KEY, RxHash, RxHashFields, station_address,
 };
-pub use transmit::{Gather, Piece};
+pub use transmit::{Gather, Marking, Piece, PortShare};
 pub use types::*;
 pub use unordered::WriteOrder;

@@ -10,6 +10,7 @@ use crate::qpip::path::TcpPath;
 use crate::qpip::udp::UdpPath;
 use crate::queue::{Receive, RecvQueue, SendQueue};
 use crate::stream::StreamPath;
+use crate::transmit::lanes::Turn;
 use crate::types::{
     Access, ConnId, CqId, PdId, QpAttr, QpCap, QpId, QpInit, QpNum, QpState, QpType, SrqId, Time,
     WcStatus,
@@ -143,6 +144,8 @@ pub(crate) struct Qp {
     pub(crate) drain_owed: bool,
     /// Whether it stands in the adapter's list of timers, and for when.
     pub(crate) timer: Option<Time>,
+    /// What it may transmit, where quality of service is configured.
+    pub(crate) turn: Turn,
     /// Whether messages of its own to a group that it is attached to do not come back to it.
     pub(crate) is_spared_own: bool,
 }
@@ -205,6 +208,7 @@ impl Qp {
             peer_rq_psn: None,
             drain_owed: false,
             timer: None,
+            turn: Turn::default(),
             is_spared_own: false,
         }
     }

@@ -9,6 +9,7 @@ use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
 use crate::receive;
 use crate::requester;
+use crate::transmit::lanes;
 use crate::types::{ConnId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
 use crate::unordered;
 
@@ -140,6 +141,13 @@ impl<P: Probe> Adapter<P> {
         }
         apply(&mut qp.attr, &attr, mask);
         hub.counters.changes += 1;
+        if mask.contains(QpAttrMask::RATE_LIMIT) {
+            lanes::limit_rate(qp, attr.rate_limit);
+            if attr.rate_limit > 0 && hub.qos.is_none() {
+                self.set_qos(quipu_qos::Config::default(), None);
+            }
+        }
+        let Some((qp, hub)) = self.qp_and_hub(id) else { return Err(Fault::NoSuchObject) };
         match to {
             QpState::Reset => reset(qp, hub),
             QpState::Err => requester::to_error(qp, hub, None),

@@ -23,6 +23,6 @@ pub use prometheus::{CONTENT_TYPE, prometheus};
 pub use quipu_iwarp::wire::hello::Hello;
 pub use roce::{SdpCapture, SdpEnds};
 pub use sample::{
-    DROP_REASONS, ENGINE, ENGINE_METRICS, MAX_BYTES, MAX_QUEUE_PAIRS, Metric, NoSample, PATHS,
-    QueuePair, REASONS, STATES, STATUSES, Sample, WORK, WORK_METRICS,
+    DROP_REASONS, ENGINE, ENGINE_METRICS, LANE, LANE_METRICS, LANES, MAX_BYTES, MAX_QUEUE_PAIRS,
+    Metric, NoSample, PATHS, QueuePair, REASONS, STATES, STATUSES, Sample, WORK, WORK_METRICS,
 };

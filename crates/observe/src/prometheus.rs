@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use crate::sample::{
-    DROP_REASONS, ENGINE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK_METRICS,
+    DROP_REASONS, ENGINE_METRICS, LANE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample,
+    WORK_METRICS,
 };
 
 /// The type of the text, for HTTP.
@@ -55,6 +56,17 @@ pub fn prometheus(samples: &[Sample]) -> String {
         family(&mut out, &name, "counter", metric.help);
         for sample in samples {
             line(&mut out, &name, &labels(sample), sample.work[index]);
+        }
+    }
+    for (index, metric) in LANE_METRICS.iter().enumerate() {
+        let name = format!("quipu_{}_total", metric.name);
+        family(&mut out, &name, "counter", metric.help);
+        for sample in samples {
+            // Lanes that have sent something.
+            for (lane, values) in sample.lanes.iter().enumerate().filter(|(_, lane)| lane[1] > 0) {
+                let labels = format!("{},lane=\"{lane}\"", labels(sample));
+                line(&mut out, &name, &labels, values[index]);
+            }
         }
     }
     queue_pairs(&mut out, samples);

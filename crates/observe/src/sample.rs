@@ -114,6 +114,18 @@ pub const DROP_REASONS: [Metric; REASONS] = [
     ),
 ];
 
+/// How many virtual lanes there are.
+pub const LANES: usize = 15;
+/// How many values there are of each.
+pub const LANE: usize = 4;
+/// What is counted of each virtual lane, in the order of [`Sample::lanes`].
+pub const LANE_METRICS: [Metric; LANE] = [
+    metric("lane_bytes", "Octets sent in a virtual lane, headers included."),
+    metric("lane_packets", "Packets sent in a virtual lane."),
+    metric("lane_wait_nanoseconds", "Time that queue pairs waited for a turn in their lane."),
+    metric("lane_waits", "Turns that queue pairs waited for."),
+];
+
 /// The statuses of completions that are counted, by their numbers in verbs; the last is all others.
 pub const STATUSES: [&str; 23] = [
     "success",
@@ -193,6 +205,8 @@ pub struct Sample {
     pub statuses: [u64; STATUSES.len()],
     /// What all queue pairs did, those that are gone among them.
     pub work: [u64; WORK],
+    /// What each virtual lane did: see [`LANE_METRICS`]. All 0 without quality of service.
+    pub lanes: [[u64; LANE]; LANES],
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePair>,
     /// How many more it has than are listed.
@@ -237,6 +251,8 @@ impl Sample {
             out.extend_from_slice(&octets(qp.peer_address));
             put(out, qp.work);
         }
+        // Behind everything else: a reader of an earlier build does not look there.
+        self.lanes.iter().for_each(|&lane| put(out, lane));
         let (length, crc) = ((out.len() - HEADER_LEN) as u32, crc32c(&out[HEADER_LEN..]));
         out[12..16].copy_from_slice(&length.to_le_bytes());
         out[16..20].copy_from_slice(&crc.to_le_bytes());
@@ -355,6 +371,8 @@ impl<'a> Reader<'a> {
             statuses,
             work,
             queue_pairs,
+            // A writer of an earlier build has none.
+            lanes: [(); LANES].map(|()| self.longs().unwrap_or_default()),
             omitted: omitted.try_into().ok()?,
         })
     }
@@ -387,6 +405,7 @@ pub(crate) mod tests {
             })
             .to_vec();
         Sample {
+            lanes: std::array::from_fn(|lane| if lane == 1 { [70, 71, 72, 73] } else { [0; LANE] }),
             process: 4711,
             started: 1_700_000_000_000_000_000,
             taken: 1_700_000_012_000_000_000,

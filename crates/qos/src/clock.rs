@@ -6,21 +6,29 @@
 pub struct TokenClock {
     /// Bits per second; 0: no limit.
     rate: u64,
-    /// How long a sender that comes late may catch up for.
-    lag_ns: u64,
     next_ns: u64,
     /// Parts of a nanosecond that `next_ns` lacks, in units of 1/rate.
     rest: u64,
 }
 
 impl TokenClock {
-    /// How long a sender may catch up for, if nothing else is said: 1 % of 100 ms.
-    pub const LAG_NS: u64 = 1_000_000;
+    /// What a sender that was idle may send at once, as time: 1 % of 100 ms.
+    pub const IDLE_NS: u64 = 1_000_000;
+    /// How long a sender that is busy, and comes late, may catch up for: its processor may be busy, too.
+    pub const LATE_NS: u64 = 50_000_000;
 
     /// A clock of so many bits per second; 0: without a limit.
     #[must_use]
-    pub fn new(rate: u64, lag_ns: u64) -> Self {
-        Self { rate, lag_ns, next_ns: 0, rest: 0 }
+    pub fn new(rate: u64) -> Self {
+        Self { rate, next_ns: 0, rest: 0 }
+    }
+
+    /// Forgets time that nobody used, but for the last `lag_ns`.
+    pub fn limit_lag(&mut self, now_ns: u64, lag_ns: u64) {
+        let earliest = now_ns.saturating_sub(lag_ns);
+        if self.next_ns < earliest {
+            (self.next_ns, self.rest) = (earliest, 0);
+        }
     }
 
     /// Bits per second; 0: no limit.
@@ -53,10 +61,7 @@ impl TokenClock {
         if self.rate == 0 {
             return;
         }
-        let earliest = now_ns.saturating_sub(self.lag_ns);
-        if self.next_ns < earliest {
-            (self.next_ns, self.rest) = (earliest, 0);
-        }
+        self.limit_lag(now_ns, Self::LATE_NS);
         let (ns, rest) = self.time_of(octets);
         self.next_ns = self.next_ns.saturating_add(ns);
         self.rest = rest;
@@ -100,9 +105,10 @@ mod tests {
     /// Octets that go in 100 ms at this rate, in packets of 4122, where the clock is looked at every
     /// `step_ns`.
     fn sent(rate: u64, step_ns: u64) -> u64 {
-        let mut clock = TokenClock::new(rate, TokenClock::LAG_NS);
+        let mut clock = TokenClock::new(rate);
         let mut octets = 0;
         let start = 5_000_000_000;
+        clock.limit_lag(start, TokenClock::IDLE_NS);
         for now in (start..start + 100_000_000).step_by(step_ns as usize) {
             while clock.is_due(now) {
                 clock.take(now, 4122);
@@ -130,7 +136,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_to_rounding() {
-        let mut clock = TokenClock::new(3_000_000_001, 0);
+        let mut clock = TokenClock::new(3_000_000_001);
         for _ in 0..3_000_000 {
             clock.take(0, 1);
         }
@@ -140,7 +146,8 @@ mod tests {
 
     #[test]
     fn what_was_not_sent_is_given_back() {
-        let mut clock = TokenClock::new(1_000_000_000, 0);
+        let mut clock = TokenClock::new(1_000_000_000);
+        clock.limit_lag(1000, 0);
         clock.take(1000, 1000);
         assert_eq!(clock.next_ns(), 9000);
         clock.give_back(500);
@@ -150,7 +157,7 @@ mod tests {
 
     #[test]
     fn without_a_rate_it_is_always_due() {
-        let mut clock = TokenClock::new(0, 0);
+        let mut clock = TokenClock::new(0);
         clock.take(0, u64::MAX);
         assert!(clock.is_due(0));
     }

@@ -144,10 +144,17 @@ impl Config {
     pub fn notes(&self) -> Vec<Note> {
         let mut notes = Vec::new();
         let mut note = |what: String| notes.push(Note { line: 0, what });
-        for lane in (0..LANES as u8).filter(|lane| self.starved_lanes() & 1 << lane != 0) {
-            let levels = self.levels_of(lane);
+        let starved: Vec<u8> =
+            (0..LANES as u8).filter(|lane| self.starved_lanes() & 1 << lane != 0).collect();
+        if !starved.is_empty() {
+            let lanes: Vec<_> = starved.iter().map(|lane| format!("VL{lane}")).collect();
+            let levels =
+                (0..16u8).filter(|&sl| self.lane_of(sl).is_some_and(|it| starved.contains(&it)));
+            let levels: Vec<_> = levels.map(|sl| sl.to_string()).collect();
             note(format!(
-                "VL{lane} is starved: no table gives it a weight, so service level {levels} never sends"
+                "no table gives {} a weight: service levels {} are starved, they never send",
+                lanes.join(", "),
+                levels.join(", ")
             ));
         }
         let high = self.high.iter().filter(|entry| entry.weight > 0);
@@ -172,11 +179,6 @@ impl Config {
             }
         }
         notes
-    }
-
-    fn levels_of(&self, lane: u8) -> String {
-        let levels = (0..16).filter(|&sl| self.lane_of(sl) == Some(lane));
-        levels.map(|sl: u8| sl.to_string()).collect::<Vec<_>>().join(", ")
     }
 
     /// The configuration as TOML, which [`parse`](Self::parse) reads.

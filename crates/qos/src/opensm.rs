@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(config.high, [Entry { lane: 0, weight: 4 }]);
         assert_eq!(config.low[3], Entry { lane: 3, weight: 192 });
         assert_eq!(config.max_vls, 15);
-        let starved = "VL4 is starved: no table gives it a weight, so service level 4 never sends";
+        let starved = "no table gives VL4, VL8, VL9, VL10, VL11, VL12, VL13, VL14 a weight: service levels 4, 8, 9, 10, 11, 12, 13, 14 are starved, they never send";
         assert!(notes.iter().any(|note| note.what == starved), "{notes:?}");
     }
 

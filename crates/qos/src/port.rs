@@ -11,6 +11,9 @@ use crate::config::Config;
 /// Processes that may share a port.
 pub const MEMBERS: usize = 16;
 
+/// What is granted at once to those who come late, as time: they come again for the rest.
+const TURN_NS: u64 = 4_000_000;
+
 /// What a lane has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneUse {
@@ -25,11 +28,15 @@ pub struct LaneUse {
 }
 
 impl LaneUse {
-    fn add(&mut self, other: &Self) {
-        self.octets = self.octets.wrapping_add(other.octets);
-        self.packets = self.packets.wrapping_add(other.packets);
-        self.wait_ns = self.wait_ns.wrapping_add(other.wait_ns);
-        self.waits = self.waits.wrapping_add(other.waits);
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            octets: self.octets.wrapping_add(other.octets),
+            packets: self.packets.wrapping_add(other.packets),
+            wait_ns: self.wait_ns.wrapping_add(other.wait_ns),
+            waits: self.waits.wrapping_add(other.waits),
+        }
     }
 }
 
@@ -71,7 +78,7 @@ impl Port {
     pub fn new(config: &Config, members: usize) -> Self {
         Self {
             arbiter: arbiter_of(config),
-            clock: TokenClock::new(config.rate, TokenClock::LAG_NS),
+            clock: TokenClock::new(config.rate),
             members: vec![Member::default(); members.clamp(1, MEMBERS)],
             turn: [0; LANES],
             used: [LaneUse::default(); LANES],
@@ -81,7 +88,7 @@ impl Port {
     /// Takes another configuration. Nothing that waits, or was granted, is lost.
     pub fn configure(&mut self, config: &Config) {
         self.arbiter = arbiter_of(config);
-        self.clock = TokenClock::new(config.rate, TokenClock::LAG_NS);
+        self.clock = TokenClock::new(config.rate);
     }
 
     /// When the next packet may be sent, in nanoseconds.
@@ -105,6 +112,10 @@ impl Port {
 
     /// Octets of each lane that the `member` may send, of what it says that waits there.
     pub fn exchange(&mut self, member: usize, now_ns: u64, demand: &Demand) -> [u32; LANES] {
+        // Time passes unused while nobody waits; otherwise somebody was late.
+        let is_busy = self.ready() & self.arbiter.served() != 0;
+        let lag_ns = if is_busy { TokenClock::LATE_NS } else { TokenClock::IDLE_NS };
+        self.clock.limit_lag(now_ns, lag_ns);
         self.correct(now_ns, demand);
         if let Some(own) = self.members.get_mut(member) {
             (own.waiting, own.packet) = (demand.octets, demand.packet);
@@ -129,20 +140,18 @@ impl Port {
                 0 => {}
                 _ => self.clock.take(now_ns, unused.unsigned_abs()),
             }
-            self.used[lane].add(&demand.sent[lane]);
+            self.used[lane] = self.used[lane].plus(&demand.sent[lane]);
         }
     }
 
     /// Grants what the clock allows, packet by packet.
     fn grant(&mut self, now_ns: u64) {
-        let mut ready = 0u16;
-        for member in &self.members {
-            for (lane, _) in member.waiting.iter().enumerate().filter(|(_, waiting)| **waiting > 0)
-            {
-                ready |= 1 << lane;
-            }
-        }
-        while ready != 0 && self.clock.is_due(now_ns) {
+        let mut ready = self.ready();
+        let mut left = match self.clock.rate() {
+            0 => u64::MAX,
+            _ => self.clock.octets_in(TURN_NS).max(4 * 4122),
+        };
+        while ready != 0 && left > 0 && self.clock.is_due(now_ns) {
             let Some(pick) = self.arbiter.next(ready) else { return };
             let lane = usize::from(pick.lane);
             let Some(index) = self.next_member(lane) else {
@@ -155,10 +164,17 @@ impl Port {
             member.granted[lane] = member.granted[lane].saturating_add(octets);
             self.arbiter.charge(pick, octets);
             self.clock.take(now_ns, octets.into());
+            left = left.saturating_sub(octets.into());
             if self.members.iter().all(|member| member.waiting[lane] == 0) {
                 ready &= !(1 << lane);
             }
         }
+    }
+
+    /// Lanes in which something waits, as a bit mask.
+    fn ready(&self) -> u16 {
+        let waits = |lane: &usize| self.members.iter().any(|member| member.waiting[*lane] > 0);
+        (0..LANES).filter(waits).fold(0, |ready, lane| ready | 1 << lane)
     }
 
     fn next_member(&mut self, lane: usize) -> Option<usize> {
@@ -249,6 +265,26 @@ mod tests {
             let all = (sent[0] + sent[1]) as f64 / 500e6;
             assert!((all - 1.0).abs() < 0.01, "{all}");
         }
+    }
+
+    #[test]
+    fn one_that_is_busy_catches_up_and_one_that_was_idle_does_not() {
+        let mut port = Port::new(&config(&[(0, 1)], 1_000_000_000), 1);
+        let start = 1 << 40;
+        let mut sent = 0;
+        let mut now = start;
+        while now < start + 1_000_000_000 {
+            // Late by 10 ms, then often enough.
+            for _ in 0..5 {
+                sent += u64::from(port.exchange(0, now, &demand(0, 8_000_000))[0]);
+                now += 20_000;
+            }
+            now += 9_900_000;
+        }
+        assert!((123_700_000..=126_500_000).contains(&sent), "{sent}");
+        port.exchange(0, now, &demand(0, 0));
+        let again = port.exchange(0, now + 90_000_000, &demand(0, 8_000_000))[0];
+        assert!(again <= 125_000 + 2 * 4122, "{again}");
     }
 
     #[test]

@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 mod acknowledged;
+mod addresses;
 mod check;
 mod datagrams;
 mod drive;

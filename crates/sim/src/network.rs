@@ -393,7 +393,7 @@ impl World {
             return self.send(stream, 1, Packet::Refuse);
         }
         let Some(peer) = state.ends[0].host else { return };
-        let ip = self.hosts[peer].address.ip();
+        let ip = self.hosts[peer].source_of(state.ends[0].conn);
         self.net.next_port = self.net.next_port.wrapping_add(1).max(32_768);
         let address = SocketAddr::new(ip, self.net.next_port);
         let now = self.time();

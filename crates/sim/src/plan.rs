@@ -150,6 +150,8 @@ pub struct Plan {
     pub max_ulpdu: u32,
     pub setup_timeout_ns: u64,
     pub tick_ns: u64,
+    /// How many ends of connections have another address of their host than the first, in percent.
+    pub other_address_percent: u64,
 }
 
 impl Plan {
@@ -202,6 +204,8 @@ impl Plan {
             max_ulpdu: rng.pick(&[1400, 1400, 8_900, 64_000]),
             setup_timeout_ns: rng.pick(&[20_000_000, 1_000_000_000]),
             tick_ns: rng.pick(&[1_000, 20_000, 500_000]),
+            // The last draw: the rest of a plan is what it was for its seed.
+            other_address_percent: if rng.percent(30) { 60 } else { 0 },
         }
     }
 

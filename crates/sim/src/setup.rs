@@ -7,6 +7,7 @@ use quipu_nic::{
     QpState, QpType, WindowType,
 };
 
+use crate::addresses::{ROW_V4, ROW_V6};
 use crate::load::Load;
 use crate::model::{
     Asked, CompletionQueue, Counter, End, Pair, SharedQueue, Stage, Window, WindowState,
@@ -64,6 +65,9 @@ impl Load {
                 ..Config::default()
             };
             let host = world.add_host(machine, 4000 + index as u16, config, style);
+            if self.plan.other_address_percent > 0 {
+                world.add_addresses(host);
+            }
             if let Some((order, hold_ns)) = order {
                 world.hosts[host].adapter.place_unordered(order, hold_ns);
             }
@@ -169,15 +173,32 @@ impl Load {
             done: false,
         });
         let psn = [self.rng.below(1 << 24) as u32, self.rng.below(1 << 24) as u32];
+        let rows = self.draw_rows(alone);
         for (side, e) in [first, peer].into_iter().enumerate() {
             let other = &self.ends[if side == 0 { peer } else { first }];
             let (host, num) = (other.host, other.num);
             let attr = &mut self.ends[e].attr;
             attr.dest_qp_num = num.0;
-            attr.av.dgid = Gid::from(world.hosts[host].address.ip());
+            attr.av.dgid = Gid::from(world.hosts[host].address_of(rows[1 - side]));
+            attr.av.sgid_index = rows[side];
             attr.sq_psn = psn[side];
             attr.rq_psn = if alone { psn[side] } else { psn[1 - side] };
         }
+    }
+
+    /// The rows of the GID tables that the two ends of a connection use, whose addresses are of one family.
+    /// An end that is alone is both.
+    fn draw_rows(&mut self, alone: bool) -> [u8; 2] {
+        let most = self.plan.other_address_percent;
+        if most == 0 {
+            return [0; 2];
+        }
+        if self.rng.percent(most / 2) {
+            return [ROW_V6; 2];
+        }
+        let mut draw = || if self.rng.percent(most) { ROW_V4 } else { 0 };
+        let first = draw();
+        [first, if alone { first } else { draw() }]
     }
 
     fn draw_max_send(&mut self) -> usize {

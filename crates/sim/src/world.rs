@@ -75,6 +75,10 @@ pub struct Host {
     reaching: BTreeSet<ConnId>,
     /// When the last control message to each peer arrives, since they stay in order.
     link_clock: BTreeMap<usize, u64>,
+    /// Addresses of its machine besides the first, which are rows of its GID table.
+    pub(crate) others: Vec<IpAddr>,
+    /// From which address connections are made, if there are several.
+    pub(crate) sources: BTreeMap<ConnId, IpAddr>,
 }
 
 /// What happens in the world.
@@ -290,13 +294,10 @@ impl World {
             ack_scheduled: false,
             reaching: BTreeSet::new(),
             link_clock: BTreeMap::new(),
+            others: Vec::new(),
+            sources: BTreeMap::new(),
         });
         self.hosts.len() - 1
-    }
-
-    /// The host at an address.
-    fn host_at(&self, address: SocketAddr) -> Option<usize> {
-        self.hosts.iter().position(|host| host.address == address)
     }
 
     /// Takes an engine out of its sleep, as a call of its program does.
@@ -486,8 +487,9 @@ impl World {
         let now = self.kernel.now();
         self.trace.line(now, || format!("host {h}: {action:?}"));
         match action {
-            Action::Connect { conn, peer, .. } => {
+            Action::Connect { conn, peer, sgid_index } => {
                 self.trace.note(&[1, h as u64, conn.0]);
+                self.hosts[h].note_source(conn, sgid_index);
                 self.connect(h, conn, peer);
             }
             Action::LimitSilence { conn, user_timeout_ns } => {
@@ -573,7 +575,7 @@ impl World {
             let link = Link {
                 own: segments[mine].clone(),
                 peer: segments[theirs].clone(),
-                peer_gid: Some(self.hosts[peer].adapter.config().gid),
+                peer_gid: self.hosts[peer].only_gid(),
                 peer_memory: memory,
                 peer_directory: self.hosts[peer].directory.clone(),
             };

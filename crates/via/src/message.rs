@@ -4,6 +4,7 @@
 //! ```text
 //! requester                                 acceptor
 //!    Request (addresses, attributes, queue pair) -->
+//!                                   <-- Heard
 //!                          <-- NoMatch | Reject | Accept (attributes, queue pair)
 //!    Joined -->
 //!         (the connection stays open: its end is the end of the VI's connection)
@@ -73,6 +74,8 @@ pub enum Message {
     Accept(End),
     /// The requester has connected its queue pair.
     Joined,
+    /// The request has come; the answer follows when the program has one.
+    Heard,
     /// Why the connection ends, in the eyes of the end that had a request refused.
     Cause(Cause),
 }
@@ -98,6 +101,7 @@ impl Message {
             }
             Self::Joined => out.push(5),
             Self::Cause(cause) => out.extend([6, *cause as u8]),
+            Self::Heard => out.push(7),
         }
         // All fields are bounded: see MAX_LEN.
         let len = (out.len() - 2) as u16;
@@ -124,6 +128,7 @@ impl Message {
                 2 => Cause::NoReceive,
                 _ => return Err(Malformed),
             }),
+            7 => Self::Heard,
             _ => return Err(Malformed),
         };
         if reader.bytes.is_empty() { Ok(message) } else { Err(Malformed) }
@@ -283,6 +288,7 @@ mod tests {
             Message::Reject,
             Message::Accept(end()),
             Message::Joined,
+            Message::Heard,
         ];
         let causes = [Cause::WriteRefused, Cause::ReadRefused, Cause::NoReceive];
         all.extend(causes.map(Message::Cause));

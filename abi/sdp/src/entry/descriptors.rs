@@ -3,8 +3,9 @@
 use std::os::fd::RawFd;
 
 use libc::{c_int, c_uint, c_ulong};
+use quipu_cabi::{IntMinusOne, Void};
 
-use super::process::Inside;
+use super::process::serve;
 use super::sockets::note_nonblocking;
 use crate::{real, table};
 
@@ -28,8 +29,10 @@ close_like! { close __close }
 /// A descriptor is about to be closed.
 fn forget(fd: RawFd) {
     if table::get(fd).is_some() {
-        let _inside = Inside::enter();
-        table::forget(fd);
+        serve::<Void>("close", || {
+            table::forget(fd);
+            Ok(())
+        });
     }
 }
 
@@ -120,11 +123,12 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong
     let at = std::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
     match (socket, request) {
         (Some(socket), libc::FIONREAD) if !at.is_null() => {
-            let _inside = Inside::enter();
-            let unread = c_int::try_from(socket.unread()).unwrap_or(c_int::MAX);
-            // SAFETY: the program passes a variable.
-            unsafe { at.write(unread) };
-            0
+            serve::<IntMinusOne>("ioctl", || {
+                let unread = c_int::try_from(socket.unread()).unwrap_or(c_int::MAX);
+                // SAFETY: the program passes a variable.
+                unsafe { at.write(unread) };
+                Ok(0)
+            })
         }
         (Some(socket), AT_MARK) if !at.is_null() => {
             let is_at_mark = socket.lock().connected().is_ok_and(|l| l.connection.is_at_mark());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void};
-use quipu_cabi::{CReturn, Errno, wall};
+use quipu_cabi::{CReturn, Errno, Void, outer_wall};
 
 use crate::table::Entry;
 use crate::{adapter, establish, real, table};
@@ -45,13 +45,13 @@ pub(super) fn is_inside() -> bool {
     INSIDE.get() > 0
 }
 
-/// The panic wall of an entry point that serves a socket of SDP.
+/// The panic wall of an entry point that serves a socket of SDP. The thread is not cancelled meanwhile.
 pub(super) fn serve<R: CReturn>(
     name: &'static str,
     body: impl FnOnce() -> Result<R::Value, Errno>,
 ) -> R::Raw {
     let _inside = Inside::enter();
-    wall::<R>(name, body)
+    outer_wall::<R>(name, body)
 }
 
 /// What a thread begins with.
@@ -118,11 +118,16 @@ static ENDS: extern "C" fn() = ends;
 
 /// The process ends: what it has sent arrives, and its streams end in order.
 extern "C" fn ends() {
-    let _inside = Inside::enter();
+    serve::<Void>("exit", || {
+        if OWN.load(Ordering::Relaxed) == std::process::id() {
+            flush();
+        }
+        Ok(())
+    });
+}
+
+fn flush() {
     let Some(adapter) = adapter::known() else { return };
-    if OWN.load(Ordering::Relaxed) != std::process::id() {
-        return;
-    }
     let sockets = establish::all();
     for socket in &sockets {
         let mut state = socket.lock();

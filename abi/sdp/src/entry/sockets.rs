@@ -8,7 +8,7 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use quipu_cabi::{Errno, IntMinusOne};
 use quipu_sdp::rules::Role;
 
-use super::process::{Inside, is_inside, serve};
+use super::process::{is_inside, serve};
 use crate::establish::unpark;
 use crate::real;
 use crate::rules;
@@ -76,9 +76,7 @@ fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
 
 /// The socket of a call that decides what a socket is for: one of SDP, or one that becomes so by rule.
 fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option<Chosen> {
-    let entry = table::get(fd)?;
-    let _inside = Inside::enter();
-    match entry {
+    match table::get(fd)? {
         Entry::Sdp(socket) => Some(Chosen::Sdp(socket)),
         Entry::Lost => Some(Chosen::Failed(Errno::ENODEV)),
         Entry::Candidate(candidate) => {
@@ -134,30 +132,47 @@ unsafe extern "C-unwind" fn bind(fd: c_int, to: *const sockaddr, len: socklen_t)
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    match socket_for(fd, Role::Server, None) {
-        Some(chosen) => {
-            serve::<IntMinusOne>("listen", || chosen.socket()?.listen(backlog).map(|()| 0))
+    let mut is_kernels = table::get(fd).is_none();
+    if !is_kernels {
+        let result = serve::<IntMinusOne>("listen", || match socket_for(fd, Role::Server, None) {
+            Some(chosen) => chosen.socket()?.listen(backlog).map(|()| 0),
+            None => {
+                is_kernels = true;
+                Ok(0)
+            }
+        });
+        if !is_kernels {
+            return result;
         }
-        // SAFETY: as the program called this.
-        None => unsafe { real::listen(fd, backlog) },
     }
+    // SAFETY: as the program called this.
+    unsafe { real::listen(fd, backlog) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: the program passes an address of that length.
     let address = unsafe { read_address(to, len) };
-    let chosen = match (&address, table::get(fd)) {
-        (_, None) | (Err(_), Some(Entry::Candidate(_))) => None,
-        (address, _) => socket_for(fd, Role::Client, address.ok()),
+    let mut is_kernels = match table::get(fd) {
+        None => true,
+        // The kernel says what is wrong with it.
+        Some(Entry::Candidate(_)) => address.is_err(),
+        Some(_) => false,
     };
-    match chosen {
-        Some(chosen) => {
-            serve::<IntMinusOne>("connect", || chosen.socket()?.connect(address?).map(|()| 0))
+    if !is_kernels {
+        let result = serve::<IntMinusOne>("connect", || {
+            let Some(chosen) = socket_for(fd, Role::Client, address.ok()) else {
+                is_kernels = true;
+                return Ok(0);
+            };
+            chosen.socket()?.connect(address?).map(|()| 0)
+        });
+        if !is_kernels {
+            return result;
         }
-        // SAFETY: as the program called this.
-        None => unsafe { real::connect(fd, to, len) },
     }
+    // SAFETY: as the program called this.
+    unsafe { real::connect(fd, to, len) }
 }
 
 /// Gives a connection to the program.

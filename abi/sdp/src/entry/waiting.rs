@@ -4,17 +4,17 @@
 use std::os::fd::RawFd;
 
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use quipu_cabi::Void;
 
-use super::process::Inside;
+use super::process::serve;
 use crate::real;
 use crate::table::{self, Entry};
 
 /// The program is about to wait at a descriptor.
 fn watch(fd: RawFd, edges: bool) {
     if let Some(socket) = table::socket(fd) {
-        let _inside = Inside::enter();
-        // Without a descriptor left, the program waits in vain, as it would without SDP.
-        let _ = socket.watch(fd, edges);
+        // Without a descriptor left, nothing shows what the socket is ready for.
+        serve::<Void>("poll", || socket.watch(fd, edges));
     }
 }
 

@@ -4,6 +4,7 @@
 #ifndef CHECK_H
 #define CHECK_H
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,13 +22,36 @@
 		} \
 	} while (0)
 
-/* That a call returns a code. The tests and docs/vipl.md name calls and codes in this form. */
+/* Notes that a call returned a code, for the matrix in docs/vipl.md: once, in the file VIPL_TEST_LOG. */
+static inline void record(const char *call, VIP_RETURN code)
+{
+	static struct { const char *call; VIP_RETURN code; } seen[512];
+	static int count;
+	const char *file = getenv("VIPL_TEST_LOG");
+	char line[96];
+	for (int n = 0; n < count; n++)
+		if (seen[n].call == call && seen[n].code == code)
+			return;
+	if (count < 512) {
+		seen[count].call = call;
+		seen[count++].code = code;
+	}
+	if (!file || strncmp(call, "Vip", 3))
+		return;
+	int length = snprintf(line, sizeof line, "%.*s %d\n", (int)strcspn(call, "("), call, code);
+	int fd = open(file, O_WRONLY | O_CREAT | O_APPEND, 0644);
+	CHECK(fd >= 0 && write(fd, line, length) == length);
+	close(fd);
+}
+
+/* That a call returns a code. */
 #define EXPECT(call, code) \
 	do { \
-		VIP_RETURN returned = (call); \
-		if (returned != (code)) { \
+		VIP_RETURN got_ = (call); \
+		record(#call, got_); \
+		if (got_ != (code)) { \
 			fprintf(stderr, "%s:%d: %s returned %d, not %s\n", __FILE__, __LINE__, #call, \
-				returned, #code); \
+				got_, #code); \
 			exit(1); \
 		} \
 	} while (0)
@@ -112,6 +136,7 @@ static inline VIP_RETURN request(struct side *side, const char *name)
 		if (returned == VIP_NO_MATCH)
 			usleep(5000);
 	}
+	record("VipConnectRequest(", returned);
 	return returned;
 }
 

@@ -197,6 +197,7 @@ static void no_receive(int level, int breaks)
 	} else {
 		VIP_DESCRIPTOR *done;
 		EXPECT(VipSendWait(a.vi, 100, &done), VIP_TIMEOUT);
+		EXPECT(VipSendDone(a.vi, &done), VIP_NOT_DONE);
 		post_receive(&b, local_segment(&b, 0, data(&b, 0), 8));
 		received(&b, VIP_SUCCESS);
 		sent(&a, VIP_SUCCESS);

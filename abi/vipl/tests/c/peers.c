@@ -2,7 +2,9 @@
 #include "check.h"
 
 static const char *name;
-static int with_one_name, with_other_attributes;
+static int with_one_name;
+/* The code of the attributes that differ. */
+static VIP_RETURN with_other_attributes;
 
 static void start(struct side *side, int is_first, unsigned long timeout)
 {
@@ -23,7 +25,12 @@ static void run(int is_first)
 	EXPECT(VipConnectPeerDone(side.vi, &theirs), VIP_INVALID_STATE);
 	EXPECT(VipConnectPeerWait(side.vi, &theirs), VIP_INVALID_STATE);
 	if (with_other_attributes && is_first) {
-		side.attributes.MaxTransferSize = 77;
+		if (with_other_attributes == VIP_INVALID_MTU)
+			side.attributes.MaxTransferSize = 77;
+		else if (with_other_attributes == VIP_INVALID_QOS)
+			side.attributes.QoS = (VIP_QOS)1;
+		else
+			side.attributes.ReliabilityLevel = VIP_SERVICE_RELIABLE_RECEPTION;
 		OK(VipSetViAttributes(side.vi, &side.attributes));
 	}
 	for (int n = 0; n < 4; n++)
@@ -39,13 +46,15 @@ static void run(int is_first)
 	else
 		while ((returned = VipConnectPeerDone(side.vi, &theirs)) == VIP_NOT_DONE)
 			usleep(1000);
+	record(is_first ? "VipConnectPeerWait(" : "VipConnectPeerDone(", returned);
 	if (with_other_attributes) {
-		CHECK(returned == VIP_INVALID_MTU);
+		CHECK(returned == with_other_attributes);
 		CHECK(state_of(&side) == VIP_STATE_IDLE);
 		close_side(&side);
 		return;
 	}
-	CHECK(returned == VIP_SUCCESS && state_of(&side) == VIP_STATE_CONNECTED);
+	OK(returned);
+	CHECK(state_of(&side) == VIP_STATE_CONNECTED);
 	CHECK(theirs.MaxTransferSize == side.attributes.MaxTransferSize);
 	memcpy(data(&side, 4000), is_first ? "first" : "other", 5);
 	post_send(&side, local_segment(&side, 8, data(&side, 4000), 5));
@@ -77,6 +86,12 @@ static void alone(void)
 	start(&side, 0, 100);
 	EXPECT(VipConnectPeerWait(side.vi, &theirs), VIP_TIMEOUT);
 	CHECK(state_of(&side) == VIP_STATE_IDLE);
+	start(&side, 0, 50);
+	VIP_RETURN returned;
+	while ((returned = VipConnectPeerDone(side.vi, &theirs)) == VIP_NOT_DONE)
+		usleep(1000);
+	record("VipConnectPeerDone(", returned);
+	CHECK(returned == VIP_TIMEOUT);
 	/* Disconnecting ends the request. */
 	start(&side, 0, VIP_INFINITE);
 	CHECK(state_of(&side) == VIP_STATE_CONNECT_PENDING);
@@ -94,7 +109,11 @@ int main(void)
 	with_one_name = 1;
 	both(first, other);
 	with_one_name = 0;
-	with_other_attributes = 1;
-	both(first, other);
+	VIP_RETURN codes[] = { VIP_INVALID_MTU, VIP_INVALID_QOS, VIP_INVALID_RELIABILITY_LEVEL };
+	for (int n = 0; n < 6; n++) {
+		/* Each process asks in each of the two ways. */
+		with_other_attributes = codes[n / 2];
+		both(n % 2 ? first : other, n % 2 ? other : first);
+	}
 	return 0;
 }

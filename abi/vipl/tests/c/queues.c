@@ -84,7 +84,10 @@ static void expect_entry(VIP_BOOLEAN expected)
 	OK(VipCQWait(cq, TIMEOUT_MS, &vi, &receive));
 	CHECK(vi == b.vi && receive == expected);
 	VIP_DESCRIPTOR *done;
-	OK(expected ? VipRecvDone(vi, &done) : VipSendDone(vi, &done));
+	if (expected)
+		OK(VipRecvDone(vi, &done));
+	else
+		OK(VipSendDone(vi, &done));
 }
 
 static void send_to_b(int count)
@@ -117,9 +120,13 @@ static void entries(void)
 		do
 			returned = VipCQDone(cq, &vi, &receive);
 		while (returned == VIP_NOT_DONE);
-		OK(returned);
+		record("VipCQDone(", returned);
+		CHECK(returned == VIP_SUCCESS);
 		receives += receive;
-		OK(receive ? VipRecvDone(vi, &done) : VipSendDone(vi, &done));
+		if (receive)
+			OK(VipRecvDone(vi, &done));
+		else
+			OK(VipSendDone(vi, &done));
 	}
 	CHECK(receives == 2);
 	received(&a, VIP_SUCCESS);
@@ -140,8 +147,10 @@ static void sizes(void)
 	for (int tries = 0; ; tries++) {
 		/* Three entries may be queued by now; the size does not go below them. */
 		VIP_RETURN returned = VipResizeCQ(cq, 2);
-		if (returned == VIP_ERROR_RESOURCE)
+		if (returned == VIP_ERROR_RESOURCE) {
+			record("VipResizeCQ(", returned);
 			break;
+		}
 		OK(returned);
 		OK(VipResizeCQ(cq, 4));
 		(void)state_of(&b);

@@ -100,6 +100,9 @@ impl Core {
             }
             Action::LimitSilence { conn, user_timeout_ns } => {
                 self.net.limit_silence(now, conn, user_timeout_ns);
+                if let Some(marking) = self.adapter.marking(conn) {
+                    self.net.mark(conn, marking);
+                }
             }
             Action::Close { conn } => self.net.close(&mut self.adapter, now, conn),
             Action::LinkSend { link, message } => {

@@ -57,6 +57,7 @@ use crate::own::OwnAddresses;
 use crate::packet::{self, LinkError, Occupant, PacketLink, Station};
 use crate::pages::{Member, SharedRegions};
 use crate::port::{self, Port};
+use crate::qos;
 use crate::qpip::{Qpip, QpipConfig};
 use crate::share::Calls;
 use crate::sys::{self, Epoll, EventFd};
@@ -183,6 +184,7 @@ impl Engine {
         let mut adapter = Adapter::with_probe(settings, tap);
         adapter.set_gid_rows(&own.other_gids());
         adapter.set_host_addresses(own.host_gids());
+        qos::open(config.qos.as_ref(), &address, &mut adapter)?;
         if let Some(StrictOrder { order, hold }) = order {
             adapter.place_unordered(order, hold.as_nanos() as u64);
         }

@@ -86,6 +86,11 @@ fn map(fd: &OwnedFd, len: usize, writable: bool) -> io::Result<Segment> {
     })
 }
 
+/// Maps `len` bytes of a file that nobody but this user can make shorter.
+pub(crate) fn map_own_file(fd: &OwnedFd, len: usize) -> io::Result<Segment> {
+    map(fd, len, true)
+}
+
 /// Who may write a segment that this process creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writers {

@@ -10,6 +10,7 @@ mod exit;
 mod gathered;
 mod hot;
 pub(crate) mod listener;
+mod marking;
 pub(crate) mod numbers;
 mod placed;
 mod silence;

@@ -406,6 +406,7 @@ fn take_on<P>(qp: &mut Qp, hub: &mut Hub<P>, connection: TcpId, settings: &TcpSe
     inet.stack.set_spare(connection, path.spare());
     if let Some(flow) = inet.stack.flow(connection) {
         qp.attr.av.dgid = Gid::from(flow.remote.ip());
+        qp.attr.av.traffic_class = settings.traffic_class;
         qp.attr.dest_qp_num = u32::from(flow.remote.port());
     }
 }

@@ -187,6 +187,8 @@ impl<P: Probe> Adapter<P> {
     pub fn set_carriage(&mut self, id: QpId, carriage: Carriage) -> Result<(), Fault> {
         words::check_carriage(carriage)?;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
+        // Its lane follows from it.
+        qp.attr.av.traffic_class = carriage.traffic_class;
         match &mut qp.path {
             Path::Udp(path) => path.carriage = carriage,
             Path::Tcp(path) => {

@@ -52,6 +52,8 @@ pub(crate) struct TcpPath {
     pub(crate) listener: Option<ListenerId>,
     pub(crate) mode: Mode,
     pub(crate) closing: Closing,
+    /// Octets of the request before `sq.next` that TCP does not know of yet: they wait for a turn.
+    pub(crate) unhanded: u32,
     /// Where the send queue ended when the program closed.
     pub(crate) end: u32,
     /// What is posted behind the end is taken, and flushed.
@@ -75,6 +77,7 @@ impl TcpPath {
             listener: None,
             mode: Mode::Stream,
             closing: Closing::Not,
+            unhanded: 0,
             end: 0,
             takes_more: false,
             peer_closed: false,
@@ -101,6 +104,7 @@ impl TcpPath {
         self.connection = Some(connection);
         self.listener = None;
         self.mode = mode;
+        self.unhanded = 0;
         self.receives.keeps = mode == Mode::Stream;
         // An attempt before may have been closed, and refused.
         (self.closing, self.takes_more) = (Closing::Not, false);

@@ -25,6 +25,7 @@ use crate::qp::{Path, Qp};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit::frames::Turn;
+use crate::transmit::lanes;
 use crate::types::{QpId, QpState, WcExtra, WcOpcode, WcStatus};
 
 /// Octets that are summed at a time: they are read again soon, and are to be in a cache then. Even.
@@ -243,7 +244,13 @@ pub(crate) fn transmit<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) 
     });
     give_way(qp, hub);
     let is_due = matches!(&qp.path, Path::Udp(path) if path.is_due());
-    if is_due || requester::may_begin(qp) {
+    let may_go_on = requester::may_begin(qp);
+    if hub.qos.is_some() && !may_go_on {
+        lanes::end_turn(qp, hub);
+    }
+    // One without a turn is called when it has one.
+    let waits = may_go_on && !is_due && lanes::is_parked(qp);
+    if (is_due || may_go_on) && !waits {
         kick(qp, hub);
     }
     turn
@@ -252,6 +259,10 @@ pub(crate) fn transmit<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8]) 
 /// The next request is in progress from now on, if it may begin.
 fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Option<u32> {
     if !requester::may_begin(qp) {
+        return None;
+    }
+    if !lanes::has_turn(qp, hub) {
+        lanes::park(qp, hub);
         return None;
     }
     let position = qp.sq.next;
@@ -263,6 +274,7 @@ fn begin<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Option<u32> {
             return None;
         }
     }
+    lanes::charge(qp, hub, qp.sq.wqe(position).length);
     let started = qp.requester.started;
     let wqe = qp.sq.wqe_mut(position);
     (wqe.first_request, wqe.end_request) = (started, started);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use quipu_iwarp::wire::control::Control;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, SlotWriter};
 
-use super::direct;
 use super::references::note_reference;
+use super::{direct, lanes};
 use crate::adapter::Hub;
 use crate::channel::{ASKED_MOST, CHUNK, Other, PIECE, References, flag, flush_slot, request};
 use crate::doorbell::has_room;
@@ -54,7 +54,11 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             Step::Moved(bytes) => {
                 moved += bytes;
                 if moved >= CHUNK {
-                    look_again(qp, hub);
+                    if hub.qos.is_some() {
+                        lanes::wait_again(qp, hub);
+                    } else {
+                        look_again(qp, hub);
+                    }
                     break None;
                 }
             }
@@ -72,6 +76,9 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
     if let Some(status) = failed {
         requester::fail_next(qp, hub, status);
+    }
+    if hub.qos.is_some() {
+        lanes::end_turn(qp, hub);
     }
 }
 
@@ -153,7 +160,7 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
         SendOp::SendImm(imm) => (request::SEND_IMM, imm),
         _ => return false,
     };
-    if !has_right_of_way(qp, hub, wr) {
+    if hub.qos.is_some() || !has_right_of_way(qp, hub, wr) {
         return false;
     }
     let pd = qp.pd_number();
@@ -288,6 +295,9 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         if !requester::may_begin(qp) {
             return Step::Nothing;
         }
+        if !lanes::has_turn(qp, hub) {
+            return waits_for_turn(qp, hub);
+        }
         let position = qp.sq.next;
         let wqe = *qp.sq.wqe(position);
         hub.probe.stage(Stage::GetWr, 0);
@@ -315,6 +325,8 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         if let Path::Channel(path) = &mut qp.path {
             path.direct_done = 0;
         }
+    } else if !lanes::has_turn(qp, hub) {
+        return waits_for_turn(qp, hub);
     }
     let position = qp.sq.next;
     let wqe = *qp.sq.wqe(position);
@@ -335,6 +347,12 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
         }
         _ => data(qp, hub, &wqe),
     }
+}
+
+#[cold]
+fn waits_for_turn<P>(qp: &mut Qp, hub: &mut Hub<P>) -> Step {
+    lanes::park(qp, hub);
+    Step::Nothing
 }
 
 /// Counts the request at `sq.next` as begun.
@@ -369,6 +387,7 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
     let (pd, position) = (qp.pd_number(), qp.sq.next);
     let offset = qp.requester.offset.saturating_sub(1);
     let left = wqe.length - offset;
+    let room = lanes::room(qp, hub);
     let (opcode, imm, raddr, rkey) = shape(&wqe.op);
     let mut header = SlotHeader {
         opcode,
@@ -404,9 +423,8 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
     } else if by_reference && inline.is_none() {
         let mut list = References::default();
         let mut referred = 0u32;
-        for piece in
-            hub.regions.pieces(pd, sq.sges(position), u64::from(offset), u64::from(left), false)
-        {
+        let most = u64::from(left.min(room));
+        for piece in hub.regions.pieces(pd, sq.sges(position), u64::from(offset), most, false) {
             let Ok(piece) = piece else { return Step::Failed(WcStatus::LocProtErr) };
             let (addr, len) = piece.as_raw();
             if !list.push(addr as u64, len as u64) {
@@ -426,7 +444,7 @@ fn data<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Step {
             Ok(slot) => slot,
             Err(error) => return error.into(),
         };
-        let len = left.min(PIECE);
+        let len = left.min(PIECE).min(room);
         let at = match outgoing.request_bytes.reserve(len) {
             Ok(at) => at,
             Err(error) => return error.into(),
@@ -467,6 +485,7 @@ fn end_slot<P: Probe>(
     if qp.requester.offset == 0 {
         count(qp);
     }
+    lanes::charge(qp, hub, carried);
     told_along(qp, hub);
     let done = offset + carried;
     if done == wqe.length {
@@ -513,6 +532,7 @@ fn push_whole<P: Probe>(
         return error.into();
     }
     count(qp);
+    lanes::charge(qp, hub, payload.len() as u32);
     told_along(qp, hub);
     if hub.probe.watches() {
         watch::posted(qp, hub);

@@ -4,6 +4,7 @@
 use quipu_mem::Key;
 
 use super::channel::{Step, has_right_of_way};
+use super::lanes;
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, ChannelPath, Other};
 use crate::link::{Atomic, LinkState, PeerMemory};
@@ -250,7 +251,7 @@ pub(super) fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe) -> Op
     };
     let (path, state) = open_link(qp, &hub.links)?;
     let done = path.direct_done;
-    let len = (wqe.length - done).min(CHUNK);
+    let len = (wqe.length - done).min(CHUNK).min(lanes::room(qp, hub));
     let mut local = std::mem::take(&mut hub.scratch);
     local.clear();
     let (pd, position) = (qp.pd_number(), qp.sq.next);
@@ -326,6 +327,9 @@ fn step_flush<P: Probe>(
 
 /// Counts what was moved; the request needs no acknowledgement of its own.
 fn end<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, done: u32) {
+    let Path::Channel(path) = &mut qp.path else { return };
+    let moved = done.saturating_sub(path.direct_done);
+    lanes::charge(qp, hub, moved);
     let Path::Channel(path) = &mut qp.path else { return };
     if done < wqe.length {
         path.direct_done = done;

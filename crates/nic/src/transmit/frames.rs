@@ -18,6 +18,8 @@ use crate::qpip::{FrameOut, Owner, connections, udp};
 use crate::requester;
 use crate::types::{Time, WcStatus};
 
+use super::lanes;
+
 /// How many frames to its own addresses an adapter takes back before its caller has a turn.
 const MOST_LOOPED: u32 = 32;
 
@@ -174,9 +176,52 @@ fn gather<P: Probe>(
 /// The doorbell of a TCP queue pair: TCP learns of the requests that wait, as many as it takes. When there
 /// are none from before the program has closed, it learns that too.
 pub(crate) fn hand_over<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
-    while let Some(connection) = standing(qp)
+    hand_over_requests(qp, hub);
+    if hub.qos.is_some() {
+        lanes::end_turn(qp, hub);
+    }
+    let next = qp.sq.next;
+    let (Path::Tcp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { return };
+    if let Some(connection) = path.connection
+        && path.closing == Closing::Wanted
+        && path.end == next
+        && path.unhanded == 0
+    {
+        path.closing = Closing::Told;
+        inet.stack.close(connection);
+    }
+}
+
+/// Hands over what is left of the last request that TCP knows a part of; whether nothing is.
+fn hand_over_rest<P>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
+    loop {
+        let room = lanes::room(qp, hub);
+        let has_turn = lanes::has_turn(qp, hub);
+        let (Path::Tcp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { return false };
+        let Some(connection) = path.connection.filter(|_| path.unhanded > 0) else { return true };
+        if !has_turn {
+            lanes::park(qp, hub);
+            return false;
+        }
+        let piece = path.unhanded.min(room);
+        let is_last = piece == path.unhanded;
+        // They go on when some are acknowledged; what has happened to a connection is on its way.
+        if inet.stack.send(connection, piece.into(), is_last).is_err() {
+            return false;
+        }
+        path.unhanded -= piece;
+        lanes::charge(qp, hub, piece);
+    }
+}
+
+fn hand_over_requests<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
+    while hand_over_rest(qp, hub)
+        && let Some(connection) = standing(qp)
         && requester::may_begin(qp)
     {
+        if !lanes::has_turn(qp, hub) {
+            return lanes::park(qp, hub);
+        }
         let position = qp.sq.next;
         let &crate::queue::SendWqe { flags, length, .. } = qp.sq.wqe(position);
         match fate::meet(qp, hub, flags) {
@@ -184,14 +229,21 @@ pub(crate) fn hand_over<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
             Met::Wait => break,
             Met::Failure(status) => return requester::fail_next(qp, hub, status),
         }
+        let piece = length.min(lanes::room(qp, hub));
         let Some(inet) = &mut hub.inet else { return };
         // An empty one has nothing that TCP could acknowledge: it is done when those before it are.
         let sent = match length {
             0 => Ok(0),
-            _ => inet.stack.send(connection, u64::from(length), true),
+            _ => inet.stack.send(connection, u64::from(piece), piece == length),
         };
         match sent {
-            Ok(_) => begin(qp, position, length),
+            Ok(_) => {
+                begin(qp, position, length);
+                if let Path::Tcp(path) = &mut qp.path {
+                    path.unhanded = length - piece;
+                }
+                lanes::charge(qp, hub, piece);
+            }
             // They go on when some are acknowledged.
             Err(SendError::TooMany) => break,
             Err(SendError::TooLong | SendError::Empty) => {
@@ -203,15 +255,6 @@ pub(crate) fn hand_over<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
         if length == 0 {
             complete(qp, hub);
         }
-    }
-    let next = qp.sq.next;
-    let (Path::Tcp(path), Some(inet)) = (&mut qp.path, &mut hub.inet) else { return };
-    if let Some(connection) = path.connection
-        && path.closing == Closing::Wanted
-        && path.end == next
-    {
-        path.closing = Closing::Told;
-        inet.stack.close(connection);
     }
 }
 

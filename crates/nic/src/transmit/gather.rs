@@ -73,6 +73,11 @@ impl Gather {
         self.base = base;
     }
 
+    /// Has no more than about `most` bytes gathered in addition to those that are.
+    pub(super) fn cap(&mut self, most: usize) {
+        self.most = self.most.min(self.bytes + most);
+    }
+
     /// Forgets the pieces of what is written next: it is not transmitted.
     pub(super) fn undo(&mut self) {
         while let Some(piece) = self.pieces.pop_if(|piece| piece.at >= self.base) {

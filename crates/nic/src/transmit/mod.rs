@@ -7,13 +7,17 @@ pub(crate) mod channel;
 pub(crate) mod direct;
 pub(crate) mod frames;
 mod gather;
+pub(crate) mod lanes;
 mod last_words;
+pub(crate) mod marking;
 pub(crate) mod offer;
 mod references;
 pub(crate) mod stream;
 
 pub use gather::{Gather, Piece};
+pub use lanes::PortShare;
 pub(crate) use last_words::LastWords;
+pub use marking::Marking;
 
 use crate::adapter::Adapter;
 use crate::connect::Phase;

@@ -22,7 +22,7 @@ use crate::responder::{self, Refusal};
 use crate::stream::{Answer, Body, Outgoing, StreamPath, Turn, sink_of};
 use crate::types::{Access, Flush, SendFlags, SendOp, WcStatus};
 
-use super::Gather;
+use super::{Gather, lanes};
 
 /// A message of no more payload, if that lies in one place, is written as soon as it has begun.
 const SMALL_BYTES: u32 = 1024;
@@ -52,7 +52,11 @@ pub(super) fn run<P: Probe>(
 ) -> usize {
     let failed = loop {
         gather.begin_at(used);
-        match step(qp, hub, &mut out[used..], gather) {
+        let end = match hub.qos {
+            None => out.len(),
+            Some(_) => (used + lanes::limit_stream(qp, gather)).min(out.len()),
+        };
+        match step(qp, hub, &mut out[used..end], gather) {
             Step::Wrote(bytes) => used += bytes,
             Step::Again => {}
             Step::Nothing => break None,
@@ -72,13 +76,18 @@ pub(super) fn run<P: Probe>(
             stream.make_ready(&mut hub.ready);
         }
     }
+    if hub.qos.is_some() {
+        lanes::end_idle_turn(qp, hub);
+    }
     hub.probe.stage(Stage::Headers, used);
     used
 }
 
 fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Gather) -> Step {
     // If the message cannot begin now, what it would have carried is said without it.
-    if carries_acknowledgement(qp)
+    let may_send = lanes::has_turn(qp, hub);
+    if may_send
+        && carries_acknowledgement(qp)
         && let done @ (Step::Wrote(_) | Step::Failed(_)) = request(qp, hub, out, gather)
     {
         return done;
@@ -89,6 +98,10 @@ fn step<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut Ga
         return bytes;
     }
     if stream.outgoing.is_none() && stream.answers.is_empty() && !qp.sq.has_waiting() {
+        return Step::Nothing;
+    }
+    if !may_send {
+        lanes::park(qp, hub);
         return Step::Nothing;
     }
     if stream.answers.is_empty() {
@@ -228,6 +241,7 @@ fn request<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut
 
 /// A piece of a message of the request at `sq.next` was written.
 fn wrote<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, staged: Staged) -> Step {
+    lanes::charge(qp, hub, staged.payload);
     let Path::Stream(stream) = &qp.path else { return Step::Nothing };
     if hub.probe.watches() {
         hub.probe.written(stream.conn, qp.sq.wqe(qp.sq.next).wr_id);
@@ -499,6 +513,9 @@ fn answer<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, out: &mut [u8], gather: &mut 
     match answer_piece(stream, &hub.regions, num, out, may_stay.then_some(gather)) {
         Ok(Some(staged)) => {
             hub.probe.stage(Stage::GetData, staged.payload as usize);
+            let (payload, bytes) = (staged.payload, staged.bytes);
+            lanes::charge(qp, hub, payload);
+            let Path::Stream(stream) = &mut qp.path else { return Step::Wrote(bytes) };
             if stream.answers.is_empty()
                 && let Some(refusal) = stream.refusal.take()
             {

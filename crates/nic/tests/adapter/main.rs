@@ -18,6 +18,7 @@ mod gathering;
 mod glances;
 mod hostile;
 mod intruders;
+mod lanes;
 mod lids;
 mod limits;
 mod lingering;

@@ -1,6 +1,7 @@
-//! Queue pairs over IP: figures 3 and 4 and tables 1 to 3, measured by `quipu bench` on packet links, and a
-//! simulated LANai.
+//! Queue pairs over IP: figures 3 and 4 and tables 1 to 3, measured by `quipu bench` on packet
+//! links, figure 7 by `quipu nbd bench`, and a simulated LANai.
 
+mod block_device;
 mod lanai;
 
 use anyhow::{Context, Result, bail};
@@ -41,6 +42,7 @@ const MTUS: [u64; 3] = [1500, 9000, 16_384];
 impl Experiment for Qpip {
     fn run(&mut self, figure: &Figure, environment: &mut Environment<'_>) -> Result<Measured> {
         match figure.id.as_str() {
+            "7" => return block_device::measure(environment),
             "model-1" => return lanai::stages(),
             "model-2" => return lanai::round_trips(),
             "model-3" => return lanai::throughput(),

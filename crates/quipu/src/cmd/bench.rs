@@ -6,6 +6,9 @@ use super::failure::Failure;
 
 /// Runs the benchmark.
 pub(crate) fn run(options: &quipu_bench::Options) -> Result<ExitCode, Failure> {
+    if options.nbd {
+        return super::nbd::bench(options.quick, options.json);
+    }
     let outcome = quipu_bench::run(options, |text| print!("{text}"));
     outcome.map_err(|error| Failure::new("the benchmark failed", format!("{error:#}"), ""))?;
     Ok(ExitCode::SUCCESS)

@@ -20,6 +20,7 @@ mod machine;
 mod nbd;
 mod nic;
 mod paper;
+mod qos;
 mod qpip;
 mod run;
 mod sim;
@@ -78,6 +79,8 @@ enum Task {
     Splitc(splitc::Options),
     /// Start the processes of a parallel program, here or on several hosts, and wait for them.
     Spmd(spmd::Options),
+    /// Quality of service: show and change the ports of your programs, check a configuration.
+    Qos(qos::Options),
     /// Run the adapter in simulated networks with faults, and check its behaviour.
     Sim(sim::Options),
     /// Simulate whole hosts: processor, caches, buses and NICs under the project's own TCP.
@@ -124,6 +127,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Qpip(options) => qpip::run(&options),
         Task::Splitc(options) => splitc::run(&options),
         Task::Spmd(options) => spmd::run(&options),
+        Task::Qos(options) => qos::run(&options),
         Task::Sim(options) => sim::run(&options),
         Task::Machine(options) => machine::run(&options),
         Task::Bench(options) => bench::run(&options),

@@ -21,6 +21,7 @@ use super::env::variables;
 use super::failure::Failure;
 use super::faults::FaultOptions;
 use super::libraries::Libraries;
+use super::qos::QosOptions;
 
 /// What to run, and how.
 #[derive(clap::Args)]
@@ -39,6 +40,8 @@ pub(crate) struct Options {
     shared_pages: bool,
     #[command(flatten)]
     capture: CaptureOptions,
+    #[command(flatten)]
+    qos: QosOptions,
     #[command(flatten)]
     faults: FaultOptions,
     /// The program and its arguments.
@@ -60,6 +63,7 @@ const EXAMPLES: &str = r#"Examples:
   quipu run --shared-pages -- ib_write_bw        peers on this machine map registered memory
   quipu run --pcap %p.pcapng -- mpirun ...       captures packets of each process for Wireshark
   quipu run --trace calls.txt -- ./a.out         records each call of verbs and rdma_cm
+  quipu run --rate 10Gbps --qos qos.toml -- ib_write_bw --sl 1     a port with lanes: docs/qos.md
   quipu run --fault plan.toml -- ./a.out         injects faults, see FAULTS below
 
 The program replaces quipu in the same process, so signals, exit code and terminal are its own.
@@ -112,6 +116,7 @@ Environment variables:
   QUIPU_CONGESTION     congestion control of TCP connections, such as cubic
   QUIPU_ARENA_MB       most memory shared with peers on this machine, 1024 by default
   QUIPU_COUNTERS       never: hide the program from `quipu top`
+  QUIPU_RATE, QUIPU_QOS  as --rate, --qos
   QUIPU_PCAP           as --pcap; QUIPU_PCAP_MB as --pcap-size and QUIPU_PCAP_SNAPLEN as
                        --pcap-snaplen
   QUIPU_TRACE          as --trace
@@ -131,6 +136,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let file = find(name)?;
     check(&file)?;
     options.faults.check()?;
+    options.qos.check()?;
     let libraries = Libraries::find()?;
     let mut command = Command::new(&file);
     command.arg0(name).args(args);
@@ -140,6 +146,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     command.envs(options.capture.variables()?);
     command.envs(options.faults.variables());
+    command.envs(options.qos.variables());
     // It returns only if it fails.
     Err(not_run(&file, quipu_host::become_program(&mut command)))
 }

@@ -6,6 +6,7 @@ mod early;
 mod ends;
 mod hostile;
 mod kept;
+mod lanes;
 mod lifecycle;
 mod looped;
 mod memory;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use quipu_nbd::Extent;
@@ -16,13 +16,16 @@ use serde_json::json;
 use super::Failure;
 use super::disk::{self, Disk};
 use super::file::FileDisk;
-use super::info::failed;
+use super::info::{failed, prepare};
 use super::remote::Remote;
+use crate::cmd::qpip::LinkOptions;
 
 /// From where to where.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
     /// An NBD URI, a file or a block device.
     #[arg(value_name = "SOURCE")]
     source: String,
@@ -32,6 +35,10 @@ pub(crate) struct Options {
     /// Write zeros, too: by default what is zero in the source is only made zero in the target.
     #[arg(long)]
     full: bool,
+    /// How long a server's reply may take before the connection counts as lost.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
     /// Print the result as JSON, and no progress.
     #[arg(long)]
     json: bool,
@@ -49,12 +56,15 @@ const BLOCK: u64 = 1 << 20;
 const WINDOW: u64 = 1 << 30;
 
 /// A disk by its URI or path.
-fn open(text: &str, size: Option<u64>) -> Result<Box<dyn Disk>, Failure> {
+fn open(text: &str, size: Option<u64>, options: &Options) -> Result<Box<dyn Disk>, Failure> {
     if text.contains("://") {
         let uri: Uri = text.parse().map_err(|error| {
             Failure::new("there is no such disk", error, "Give a URI or the path of a file.")
         })?;
-        return Ok(Box::new(Remote::open(&uri).map_err(|trouble| failed(&uri, &trouble))?));
+        prepare(&uri, &options.link)?;
+        let mut disk = Remote::open(&uri).map_err(|trouble| failed(&uri, &trouble))?;
+        disk.set_patience(Duration::from_secs(options.timeout));
+        return Ok(Box::new(disk));
     }
     let path = Path::new(text);
     let opened = match (size, path.exists()) {
@@ -69,8 +79,8 @@ fn open(text: &str, size: Option<u64>) -> Result<Box<dyn Disk>, Failure> {
 
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let source = open(&options.source, None)?;
-    let target = open(&options.target, Some(source.size()))?;
+    let source = open(&options.source, None, options)?;
+    let target = open(&options.target, Some(source.size()), options)?;
     if target.size() < source.size() {
         let why = format!("the source has {} bytes, the target {}", source.size(), target.size());
         return Err(Failure::new("the target is too small", why, "Give a larger target."));

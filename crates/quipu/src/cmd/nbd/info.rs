@@ -3,18 +3,22 @@
 use std::process::ExitCode;
 
 use quipu_nbd::TransmissionFlags;
-use quipu_nbd::uri::Uri;
+use quipu_nbd::uri::{Place, Uri};
 use serde_json::json;
 
 use super::Failure;
 use super::disk::Disk;
+use super::qpip;
 use super::remote::Remote;
 use super::session::{Session, Trouble};
+use crate::cmd::qpip::LinkOptions;
 
 /// Which server.
 #[derive(clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct Options {
+    #[command(flatten)]
+    link: LinkOptions,
     /// The server: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH or nbd+rdma://HOST[:PORT]/EXPORT.
     #[arg(value_name = "URI")]
     uri: Uri,
@@ -32,6 +36,14 @@ Examples:
   quipu nbd info --list nbd://127.0.0.1       all exports
   quipu nbd info --json nbd+unix:///?socket=/run/disk.sock";
 
+/// Brings up what the URI's transport needs.
+pub(super) fn prepare(uri: &Uri, link: &LinkOptions) -> Result<(), Failure> {
+    if matches!(uri.place, Place::Qpip { .. }) {
+        qpip::open(link)?;
+    }
+    Ok(())
+}
+
 /// What a failed connection means.
 pub(super) fn failed(uri: &Uri, trouble: &Trouble) -> Failure {
     let remedy = match trouble {
@@ -46,6 +58,7 @@ pub(super) fn failed(uri: &Uri, trouble: &Trouble) -> Failure {
 
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    prepare(&options.uri, &options.link)?;
     if options.list { list(options) } else { describe(options) }
 }
 

@@ -1,16 +1,21 @@
 //! `quipu nbd`: network block devices.
 
+mod attach;
+mod bench;
 mod copy;
 mod disk;
 mod file;
 mod info;
+mod load;
 mod memory;
+mod qpip;
 mod rdma;
 mod remote;
 mod serve;
 mod session;
 mod socket;
 mod stream;
+mod tls;
 
 use std::process::ExitCode;
 
@@ -29,6 +34,12 @@ enum Tool {
     Serve(serve::Options),
     /// Describe what a server exports.
     Info(info::Options),
+    /// Make a server's disk a file of this machine, until the command ends.
+    Attach(attach::Options),
+    /// Compare queue pairs with sockets and with the servers of others.
+    Bench(bench::Options),
+    /// Measure how fast a server is.
+    Load(load::Options),
     /// Copy a disk: between servers, files and block devices.
     Copy(copy::Options),
 }
@@ -38,8 +49,16 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     match &options.tool {
         Tool::Serve(options) => serve::run(options),
         Tool::Info(options) => info::run(options),
+        Tool::Attach(options) => attach::run(options),
+        Tool::Bench(options) => bench::run(options),
+        Tool::Load(options) => load::run(options),
         Tool::Copy(options) => copy::run(options),
     }
+}
+
+/// The part of `quipu bench` that is about network block devices.
+pub(crate) fn bench(quick: bool, json: bool) -> Result<ExitCode, Failure> {
+    bench::transports(quick, json)
 }
 
 /// Parses a size such as `512`, `64K`, `1M` or `4G` (powers of 1024) into bytes.

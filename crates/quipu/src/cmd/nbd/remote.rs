@@ -1,18 +1,25 @@
 //! A server's export as a disk.
 
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use quipu_nbd::uri::Uri;
 use quipu_nbd::{Command, CommandFlags, Errno, Export, Extent, TransmissionFlags};
 
 use super::disk::Disk;
-use super::session::{Session, Trouble};
+use super::session::{Outcome, Session, Trouble};
 
 /// Connections at a time to a server whose connections see each other's writes.
 const CONNECTIONS: usize = 4;
 /// Longest payload that is asked for at a time, in bytes, though a server may take more.
 const LONGEST: usize = 8 << 20;
+
+/// How long a reply may take, unless the caller says otherwise: a flush of a slow disk takes some time.
+const REPLY_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two attempts to connect again.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// The disk. Sessions are opened as they are needed, and kept.
 pub(super) struct Remote {
@@ -20,6 +27,10 @@ pub(super) struct Remote {
     export: Export,
     has_status: bool,
     idle: Mutex<Vec<Session>>,
+    /// How long a reply may take.
+    patience: Duration,
+    /// For how long a lost connection is made anew, and requests are repeated.
+    reconnect: Option<Duration>,
 }
 
 impl Remote {
@@ -27,7 +38,18 @@ impl Remote {
     pub(super) fn open(uri: &Uri) -> Result<Self, Trouble> {
         let session = Session::open(uri)?;
         let (export, has_status) = (session.export().clone(), session.has_status());
-        Ok(Self { uri: uri.clone(), export, has_status, idle: Mutex::new(vec![session]) })
+        let (idle, patience) = (Mutex::new(vec![session]), REPLY_PATIENCE);
+        Ok(Self { uri: uri.clone(), export, has_status, idle, patience, reconnect: None })
+    }
+
+    /// How long a reply may take from now on: afterwards the connection counts as lost.
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// For how long a lost connection is made anew. Then the requests in flight are repeated.
+    pub(super) fn set_reconnect(&mut self, limit: Option<Duration>) {
+        self.reconnect = limit;
     }
 
     /// The export.
@@ -40,20 +62,49 @@ impl Remote {
         self.has_status
     }
 
-    /// Does something with a session that nobody else uses meanwhile. A session that failed is not kept.
-    fn with<T>(
-        &self,
-        act: impl FnOnce(&mut Session) -> Result<Result<T, Errno>, Trouble>,
-    ) -> io::Result<T> {
-        let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = idle().pop();
+    /// Does something with a session that nobody else uses meanwhile. A session that failed is not
+    /// kept. Requests may be repeated: none of them does something else the second time.
+    fn with<T>(&self, mut act: impl FnMut(&mut Session) -> Outcome<T>) -> io::Result<T> {
+        let mut lost = None;
+        loop {
+            let trouble = match self.session().and_then(|mut session| {
+                let outcome = act(&mut session)?;
+                self.idle().push(session);
+                Ok(outcome)
+            }) {
+                // The server ends: another is to come.
+                Ok(Err(Errno::SHUTDOWN)) if self.reconnect.is_some() => Trouble::Closed,
+                Ok(outcome) => {
+                    return outcome.map_err(|errno| io::Error::from_raw_os_error(errno.0 as i32));
+                }
+                Err(trouble) => trouble,
+            };
+            // Those of before the loss are of no use either.
+            self.idle().clear();
+            let lost = *lost.get_or_insert_with(Instant::now);
+            match self.reconnect {
+                Some(limit) if lost.elapsed() < limit => thread::sleep(RETRY),
+                _ => return Err(trouble.into()),
+            }
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session that is idle, or a new one.
+    fn session(&self) -> Result<Session, Trouble> {
+        let kept = self.idle().pop();
         let mut session = match kept {
             Some(session) => session,
             None => Session::open(&self.uri)?,
         };
-        let outcome = act(&mut session)?;
-        idle().push(session);
-        outcome.map_err(|errno| io::Error::from_raw_os_error(errno.0 as i32))
+        if session.export().size != self.export.size {
+            return Err(Trouble::Changed);
+        }
+        session.set_patience(self.patience)?;
+        Ok(session)
     }
 
     fn order(&self, command: Command, flags: CommandFlags, range: (u64, u64)) -> io::Result<()> {

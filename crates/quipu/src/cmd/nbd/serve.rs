@@ -20,9 +20,12 @@ use quipu_nbd::{
 
 use super::disk::{self, Disk};
 use super::memory::Memory;
+use super::qpip;
 use super::rdma;
 use super::stream::{Socket, Stream};
+use super::tls;
 use super::{Failure, size};
+use crate::cmd::qpip::LinkOptions;
 
 /// What to serve, and where.
 #[derive(clap::Args)]
@@ -47,6 +50,14 @@ pub(crate) struct Options {
     /// Take queue pairs (nbd+rdma://) at the address of --listen instead of TCP connections.
     #[arg(long, conflicts_with = "unix")]
     rdma: bool,
+    /// Take connections of the adapter's own TCP (nbd+qpip://) at the port of --listen; --link names the adapter's
+    /// link. Clients are queue pairs and sockets.
+    #[arg(long, conflicts_with_all = ["unix", "rdma"])]
+    qpip: bool,
+    #[command(flatten)]
+    link: LinkOptions,
+    #[command(flatten)]
+    tls: tls::TlsOptions,
     /// The name of the export.
     #[arg(long, short, value_name = "NAME", default_value = "")]
     export: String,
@@ -86,10 +97,13 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if disk.is_read_only() {
         export = export.read_only();
     }
+    let tls = options.tls.load().map_err(|error| {
+        Failure::new("cannot use the certificates", error, "Give PEM files, such as nbdkit's.")
+    })?;
     let (place, doors) = listen(options)?;
     let uri = Uri {
         place,
-        tls: false,
+        tls: tls.is_some(),
         certificates: None,
         host_name: None,
         export: options.export.clone(),
@@ -99,6 +113,7 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let service = Arc::new(Service {
         disk,
         export,
+        tls,
         connections: AtomicUsize::new(0),
         most: options.connections.into(),
     });
@@ -134,6 +149,7 @@ enum Door {
     Tcp(TcpListener),
     Unix(UnixListener),
     Rdma(rdma::Door),
+    Qpip(qpip::Door),
 }
 
 /// Who has connected.
@@ -152,6 +168,7 @@ impl Door {
             }
             Self::Unix(listener) => Caller::Socket(Socket::Unix(listener.accept()?.0)),
             Self::Rdma(door) => Caller::Rdma(door.next()?),
+            Self::Qpip(door) => Caller::Socket(Socket::Qpip(Box::new(door.next()?))),
         })
     }
 }
@@ -181,6 +198,17 @@ fn listen(options: &Options) -> Result<(Place, Door), Failure> {
         let (host, port) = (address.ip().to_string(), address.port());
         return Ok((Place::Rdma { host, port }, Door::Rdma(door)));
     }
+    if options.qpip {
+        let failed = |error: quipu::Error| {
+            let what = format!("cannot listen at port {}", options.listen.port());
+            Failure::new(what, error, "Give another port with --listen.")
+        };
+        let adapter = qpip::open(&options.link)?;
+        let door = qpip::Door::open(adapter, options.listen.port()).map_err(failed)?;
+        let address = door.address().map_err(failed)?;
+        let (host, port) = (address.ip().to_string(), address.port());
+        return Ok((Place::Qpip { host, port }, Door::Qpip(door)));
+    }
     let door =
         TcpListener::bind(options.listen).map_err(|e| failed(options.listen.to_string(), e))?;
     let address = door.local_addr()?;
@@ -200,6 +228,7 @@ fn leave_stale(path: &Path) {
 pub(super) struct Service {
     pub(super) disk: Box<dyn Disk>,
     pub(super) export: Export,
+    tls: Option<Arc<rustls::ServerConfig>>,
     connections: AtomicUsize,
     most: usize,
 }
@@ -233,7 +262,7 @@ impl Service {
     /// Serves a client to its end.
     fn attend(&self, caller: Caller) -> Result<(), Trouble> {
         match caller {
-            Caller::Socket(socket) => Session::new(self, socket)?.run(),
+            Caller::Socket(socket) => serve_socket(self, socket),
             Caller::Rdma(request) => rdma::serve(self, request),
         }
     }
@@ -274,6 +303,33 @@ pub(super) enum Trouble {
     Protocol(#[from] ProtocolError),
     #[error("{0}")]
     QueuePair(#[from] quipu::Error),
+    #[error("{0}")]
+    Tls(#[from] tls::TlsError),
+}
+
+/// How a part of a session ended.
+enum End {
+    /// The client has left.
+    Left,
+    /// TLS is to begin.
+    StartTls,
+}
+
+/// Serves a client over a socket until it leaves.
+fn serve_socket(service: &Service, mut socket: Socket) -> Result<(), Trouble> {
+    socket.set_patience(Some(PATIENCE))?;
+    let mut options = ServerOptions::new(service.export.clone());
+    (options.tls, options.tls_required) = (service.tls.is_some(), service.tls.is_some());
+    let (server, stream, data) = (Server::new(options), Stream::new(socket), Vec::new());
+    let mut session = Session { service, server, stream, data };
+    if matches!(session.run()?, End::Left) {
+        return Ok(());
+    }
+    let config = service.tls.as_ref().ok_or(tls::TlsError::Early)?;
+    session.stream.send(session.server.output(), &[])?;
+    session.stream = session.stream.start_tls(|socket| tls::accept(config, socket))?;
+    session.server.tls_started();
+    session.run().map(|_| ())
 }
 
 /// One client.
@@ -285,21 +341,15 @@ struct Session<'a> {
     data: Vec<u8>,
 }
 
-impl<'a> Session<'a> {
-    fn new(service: &'a Service, socket: Socket) -> Result<Self, Trouble> {
-        socket.set_patience(Some(PATIENCE))?;
-        let server = Server::new(ServerOptions::new(service.export.clone()));
-        Ok(Self { service, server, stream: Stream::new(socket), data: Vec::new() })
-    }
-
-    fn run(&mut self) -> Result<(), Trouble> {
+impl Session<'_> {
+    fn run(&mut self) -> Result<End, Trouble> {
         loop {
             let event = match self.server.wants() {
                 Want::Bytes(count) => {
                     if self.stream.buffered() < count || self.server.output().len() > GATHERED {
                         self.stream.send(self.server.output(), &[])?;
                     }
-                    let Some(bytes) = self.stream.take(count)? else { return Ok(()) };
+                    let Some(bytes) = self.stream.take(count)? else { return Ok(End::Left) };
                     self.server.input(bytes)
                 }
                 Want::Payload { length, .. } | Want::Discard(length) => {
@@ -309,11 +359,12 @@ impl<'a> Session<'a> {
                 }
                 Want::Nothing => {
                     self.stream.send(self.server.output(), &[])?;
-                    return Ok(());
+                    return Ok(End::Left);
                 }
             };
             match event {
                 Ok(Some(ServerEvent::Started(_))) => self.stream.socket().set_patience(None)?,
+                Ok(Some(ServerEvent::StartTls)) => return Ok(End::StartTls),
                 Ok(Some(ServerEvent::Request(command, request))) => {
                     self.execute(command, &request)?;
                 }

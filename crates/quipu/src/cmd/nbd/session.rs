@@ -8,6 +8,7 @@ use quipu_nbd::{Command, CommandFlags, Errno, Export, Extent, Handshake, Protoco
 
 use super::rdma;
 use super::socket;
+use super::tls;
 
 /// How long a server may take for each step of the negotiation.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,6 +26,12 @@ pub(super) enum Trouble {
     Closed,
     #[error("the server did not reply within {0} s")]
     Silent(u64),
+    #[error("the disk has another size than before the connection was lost")]
+    Changed,
+    #[error("{0}")]
+    Tls(#[from] tls::TlsError),
+    #[error("{0}")]
+    Adapter(String),
     #[error("{0} is not supported by this command yet")]
     Unsupported(&'static str),
 }
@@ -57,6 +64,17 @@ impl Session {
             }
             _ => Self::Socket(Box::new(socket::Session::open(uri, wanted)?)),
         })
+    }
+
+    /// How long a reply may take from now on.
+    pub(super) fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
+        match self {
+            Self::Socket(session) => session.set_patience(patience),
+            Self::Rdma(session) => {
+                session.set_patience(patience);
+                Ok(())
+            }
+        }
     }
 
     /// The names and descriptions of a server's exports.

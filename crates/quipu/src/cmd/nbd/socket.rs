@@ -1,26 +1,33 @@
 //! A client's session over a socket: one request at a time.
 
+use std::io;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use quipu_nbd::uri::{Place, Uri};
 use quipu_nbd::{
     Client, ClientEvent, Command, CommandFlags, Export, Extent, Handshake, Reply, Want,
 };
 
+use super::qpip::QpipStream;
 use super::session::{Outcome, PATIENCE, Trouble};
 use super::stream::{Socket, Stream};
+use super::tls;
+
+/// Fills memory.
+type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<(), Trouble> + 'a;
+/// Has the memory of a cookie filled.
+type Memory<'a> = dyn FnMut(u64, &mut Fill<'_>) -> Result<(), Trouble> + 'a;
 
 /// The session.
 pub(super) struct Session {
     client: Client,
-    stream: Stream,
+    /// It is absent while TLS is put into it.
+    stream: Option<Stream>,
 }
 
 fn connect(uri: &Uri) -> Result<Stream, Trouble> {
-    if uri.tls {
-        return Err(Trouble::Unsupported("TLS"));
-    }
     let socket = match &uri.place {
         Place::Tcp { host, port } => {
             let stream = TcpStream::connect((host.as_str(), *port))?;
@@ -29,7 +36,7 @@ fn connect(uri: &Uri) -> Result<Stream, Trouble> {
         }
         Place::Unix(path) => Socket::Unix(UnixStream::connect(path)?),
         Place::Rdma { .. } => return Err(Trouble::Unsupported("a stream over nbd+rdma")),
-        Place::Qpip { .. } => return Err(Trouble::Unsupported("nbd+qpip")),
+        Place::Qpip { host, port } => Socket::Qpip(Box::new(QpipStream::connect(host, *port)?)),
     };
     Ok(Stream::new(socket))
 }
@@ -37,34 +44,64 @@ fn connect(uri: &Uri) -> Result<Stream, Trouble> {
 impl Session {
     /// Connects and begins with the URI's export.
     pub(super) fn open(uri: &Uri, wanted: Handshake) -> Result<Self, Trouble> {
-        let client = Client::new(wanted);
-        let mut session = Self { client, stream: connect(uri)? };
-        session.stream.socket().set_patience(Some(PATIENCE))?;
+        let mut session = Self::connect(uri, wanted)?;
         loop {
-            match session.step(&mut [])? {
-                Some(ClientEvent::Started(_)) => break,
+            match session.negotiate(uri)? {
+                Some(ClientEvent::Started(_)) => return Ok(session),
                 Some(ClientEvent::Ended) => return Err(Trouble::Closed),
                 _ => {}
             }
         }
-        session.stream.socket().set_patience(None)?;
+    }
+
+    fn connect(uri: &Uri, wanted: Handshake) -> Result<Self, Trouble> {
+        let client = Client::new(Handshake { tls: uri.tls, ..wanted });
+        let mut session = Self { client, stream: Some(connect(uri)?) };
+        session.set_patience(PATIENCE)?;
         Ok(session)
+    }
+
+    /// A step of the negotiation, in which TLS may begin.
+    fn negotiate(&mut self, uri: &Uri) -> Result<Option<ClientEvent>, Trouble> {
+        let event = self.step(&mut [])?;
+        if event == Some(ClientEvent::StartTls) {
+            let stream = self.stream.take().ok_or(Trouble::Closed)?;
+            self.stream = Some(stream.start_tls(|socket| tls::connect(uri, socket))?);
+            self.client.tls_started();
+        }
+        Ok(event)
+    }
+
+    /// How long a reply may take from now on.
+    pub(super) fn set_patience(&mut self, patience: Duration) -> io::Result<()> {
+        self.stream()?.socket().set_patience(Some(patience))
+    }
+
+    /// The stream, which is there unless TLS has failed.
+    fn stream(&mut self) -> io::Result<&mut Stream> {
+        self.stream.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// The names and descriptions of a server's exports.
     pub(super) fn list(uri: &Uri, wanted: Handshake) -> Result<Vec<(String, String)>, Trouble> {
-        let mut session = Self { client: Client::new(wanted), stream: connect(uri)? };
-        session.stream.socket().set_patience(Some(PATIENCE))?;
+        let mut session = Self::connect(uri, wanted)?;
         let mut found = Vec::new();
         loop {
-            match session.step(&mut [])? {
+            match session.negotiate(uri)? {
                 Some(ClientEvent::Listed { name, description }) => found.push((name, description)),
                 Some(ClientEvent::Ended) => break,
                 _ => {}
             }
         }
-        session.stream.send(session.client.output(), &[])?;
+        session.send(&[])?;
         Ok(found)
+    }
+
+    /// Sends what is due, and data.
+    fn send(&mut self, data: &[u8]) -> io::Result<()> {
+        let Self { client, stream } = self;
+        let stream = stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        stream.send(client.output(), data)
     }
 
     /// The export.
@@ -80,16 +117,18 @@ impl Session {
     /// Sends what is due, and takes one step of what comes. `data` is for the payload of a read.
     fn step(&mut self, data: &mut [u8]) -> Result<Option<ClientEvent>, Trouble> {
         if !self.client.output().is_empty() {
-            self.stream.send(self.client.output(), &[])?;
+            self.send(&[])?;
         }
         match self.client.wants() {
             Want::Bytes(count) => {
-                let bytes = self.stream.take(count)?.ok_or(Trouble::Closed)?;
-                Ok(self.client.input(bytes)?)
+                let Self { client, stream } = self;
+                let stream = stream.as_mut().ok_or(Trouble::Closed)?;
+                let bytes = stream.take(count)?.ok_or(Trouble::Closed)?;
+                Ok(client.input(bytes)?)
             }
             Want::Payload { at, length, .. } => {
                 let (at, length) = (at as usize, length as usize);
-                self.stream.fill(&mut data[at..at + length])?;
+                self.stream()?.fill(&mut data[at..at + length])?;
                 Ok(self.client.payload_done()?)
             }
             Want::Discard(_) | Want::Nothing => Err(Trouble::Closed),
@@ -106,7 +145,7 @@ impl Session {
         extents: &mut Vec<Extent>,
     ) -> Outcome<()> {
         self.client.request(command, flags, offset, length);
-        self.stream.send(self.client.output(), sent)?;
+        self.send(sent)?;
         loop {
             match self.step(received)? {
                 Some(ClientEvent::Reply { reply: Reply::Done(result), .. }) => return Ok(result),
@@ -115,6 +154,52 @@ impl Session {
                 }
                 Some(ClientEvent::Reply { reply: Reply::Extents(more), .. }) => {
                     extents.extend(more);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Makes a request, and does not wait for its reply; its cookie. `sent` are the data of a write.
+    pub(super) fn submit(
+        &mut self,
+        command: Command,
+        (offset, length): (u64, u64),
+        sent: &[u8],
+    ) -> Result<u64, Trouble> {
+        let cookie = self.client.request(command, CommandFlags::empty(), offset, length);
+        self.send(sent)?;
+        Ok(cookie)
+    }
+
+    /// Waits until one of the requests is done, and returns its cookie. `place` calls its second
+    /// argument with the memory for the data of a cookie.
+    pub(super) fn complete(&mut self, place: &mut Memory<'_>) -> Result<u64, Trouble> {
+        loop {
+            let event = match self.client.wants() {
+                Want::Payload { cookie, at, length } => {
+                    let (at, length) = (at as usize, length as usize);
+                    place(cookie, &mut |data| {
+                        let data = data.get_mut(at..at + length).ok_or(Trouble::Closed)?;
+                        Ok(self.stream()?.fill(data)?)
+                    })?;
+                    self.client.payload_done()?
+                }
+                _ => self.step(&mut [])?,
+            };
+            match event {
+                Some(ClientEvent::Reply { cookie, reply: Reply::Done(Ok(())) }) => {
+                    return Ok(cookie);
+                }
+                Some(ClientEvent::Reply { reply: Reply::Done(Err(errno)), .. }) => {
+                    return Err(io::Error::from_raw_os_error(errno.0 as i32).into());
+                }
+                Some(ClientEvent::Reply { cookie, reply: Reply::Zeros { at, length } }) => {
+                    place(cookie, &mut |data| {
+                        let range = at as usize..(at + length) as usize;
+                        data.get_mut(range).ok_or(Trouble::Closed)?.fill(0);
+                        Ok(())
+                    })?;
                 }
                 _ => {}
             }
@@ -158,7 +243,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         if self.client.wants() != Want::Nothing {
             self.client.disconnect();
-            let _ = self.stream.send(self.client.output(), &[]);
+            let _ = self.send(&[]);
         }
     }
 }

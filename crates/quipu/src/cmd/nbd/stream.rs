@@ -1,25 +1,86 @@
-//! Streams of the kernel: TCP and UNIX sockets, with a buffer for what has come.
+//! Byte streams: TCP and UNIX sockets, QPIP queue pairs, TLS over them; with a buffer for what has come.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::ops::DerefMut;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+
+use rustls::{ClientConnection, ConnectionCommon, ServerConnection, SideData, StreamOwned};
+
+use super::qpip::QpipStream;
+use super::tls::{self, TlsError};
 
 /// Bytes that one call reads at most ahead of what is wanted.
 const BUFFER: usize = 128 << 10;
 
-/// A socket of either kind.
+/// A byte stream.
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Qpip(Box<QpipStream>),
+    Tls(TlsStream),
+}
+
+/// TLS over another stream.
+pub(super) struct TlsStream(Box<dyn Secured>);
+
+/// Either end of TLS.
+trait Secured: Read + Write + Send {
+    /// The stream below.
+    fn socket(&mut self) -> &mut Socket;
+    /// Says that nothing more comes.
+    fn close(&mut self);
+}
+
+impl<C, S> Secured for StreamOwned<C, Socket>
+where
+    C: DerefMut<Target = ConnectionCommon<S>> + Send,
+    S: SideData + Send,
+{
+    fn socket(&mut self) -> &mut Socket {
+        &mut self.sock
+    }
+
+    fn close(&mut self) {
+        self.conn.send_close_notify();
+        let _ = self.conn.write_tls(&mut self.sock);
+    }
+}
+
+impl TlsStream {
+    pub(super) fn client(connection: ClientConnection, socket: Socket) -> Self {
+        Self(Box::new(StreamOwned::new(connection, socket)))
+    }
+
+    pub(super) fn server(connection: ServerConnection, socket: Socket) -> Self {
+        Self(Box::new(StreamOwned::new(connection, socket)))
+    }
+}
+
+impl Drop for TlsStream {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 impl Socket {
-    /// How long a read waits; `None`: for ever.
-    pub(super) fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+    /// How long a read, or a write to a peer that takes nothing, waits; `None`: for ever.
+    pub(super) fn set_patience(&mut self, patience: Option<Duration>) -> io::Result<()> {
         match self {
-            Self::Tcp(stream) => stream.set_read_timeout(patience),
-            Self::Unix(stream) => stream.set_read_timeout(patience),
+            Self::Tcp(stream) => {
+                stream.set_read_timeout(patience)?;
+                stream.set_write_timeout(patience)
+            }
+            Self::Unix(stream) => {
+                stream.set_read_timeout(patience)?;
+                stream.set_write_timeout(patience)
+            }
+            Self::Qpip(stream) => {
+                stream.set_patience(patience);
+                Ok(())
+            }
+            Self::Tls(stream) => stream.0.socket().set_patience(patience),
         }
     }
 }
@@ -29,6 +90,8 @@ impl Read for Socket {
         match self {
             Self::Tcp(stream) => stream.read(data),
             Self::Unix(stream) => stream.read(data),
+            Self::Qpip(stream) => stream.read(data),
+            Self::Tls(stream) => stream.0.read(data).map_err(tls::explain),
         }
     }
 }
@@ -38,6 +101,8 @@ impl Write for Socket {
         match self {
             Self::Tcp(stream) => stream.write(data),
             Self::Unix(stream) => stream.write(data),
+            Self::Qpip(stream) => stream.write(data),
+            Self::Tls(stream) => stream.0.write(data).map_err(tls::explain),
         }
     }
 
@@ -45,11 +110,16 @@ impl Write for Socket {
         match self {
             Self::Tcp(stream) => stream.write_vectored(data),
             Self::Unix(stream) => stream.write_vectored(data),
+            Self::Qpip(stream) => stream.write_vectored(data),
+            Self::Tls(stream) => stream.0.write_vectored(data).map_err(tls::explain),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        match self {
+            Self::Tls(stream) => stream.0.flush().map_err(tls::explain),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -71,8 +141,20 @@ impl Stream {
     }
 
     /// The socket.
-    pub(super) fn socket(&self) -> &Socket {
-        &self.socket
+    pub(super) fn socket(&mut self) -> &mut Socket {
+        &mut self.socket
+    }
+
+    /// Puts TLS between this and the socket. What has come before, unprotected, is not taken for a
+    /// part of it.
+    pub(super) fn start_tls(
+        self,
+        begin: impl FnOnce(Socket) -> Result<Socket, TlsError>,
+    ) -> Result<Self, TlsError> {
+        if self.buffered() > 0 {
+            return Err(TlsError::Early);
+        }
+        Ok(Self { socket: begin(self.socket)?, ..self })
     }
 
     /// The next `count` bytes, which are used up; `None` where the peer has closed before the first of them.
@@ -121,6 +203,6 @@ impl Stream {
             }
         }
         first.clear();
-        Ok(())
+        self.socket.flush()
     }
 }

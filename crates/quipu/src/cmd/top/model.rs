@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use quipu_host::counters::interval_ns;
 use quipu_host::counters::observe::{
-    DROP_REASONS, ENGINE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK, WORK_METRICS,
+    DROP_REASONS, ENGINE_METRICS, LANE_METRICS, PATHS, QueuePair, STATES, STATUSES, Sample, WORK,
+    WORK_METRICS,
 };
 use serde_json::{Map, Value, json};
 
@@ -235,11 +236,24 @@ pub(super) fn json(samples: &[Sample]) -> Value {
             "counters": counters,
             "completions_by_status": statuses,
             "frames_dropped_by_reason": drops,
+            "lanes": lanes(sample),
             "queue_pairs": sample.queue_pairs.iter().map(queue_pair).collect::<Vec<_>>(),
             "queue_pairs_omitted": sample.omitted,
         })
     };
     samples.iter().map(engine).collect()
+}
+
+/// The virtual lanes that have sent something.
+fn lanes(sample: &Sample) -> Vec<Value> {
+    let used = sample.lanes.iter().enumerate().filter(|(_, values)| values[1] > 0);
+    used.map(|(lane, values)| {
+        let mut shown = Map::from_iter([("lane".to_owned(), lane.into())]);
+        let values = LANE_METRICS.iter().zip(values);
+        shown.extend(values.map(|(metric, &value)| (metric.name.into(), value.into())));
+        shown.into()
+    })
+    .collect()
 }
 
 #[cfg(test)]
@@ -270,6 +284,7 @@ pub(super) mod tests {
         let mut drops = [0; DROP_REASONS.len()];
         (drops[2], drops[5]) = if process == 8 { (2, 1) } else { (0, 0) };
         Sample {
+            lanes: Default::default(),
             process,
             started: 1,
             taken: seconds * 1_000_000_000,

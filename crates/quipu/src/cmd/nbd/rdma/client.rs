@@ -23,7 +23,7 @@ const SPIN: Duration = Duration::from_micros(30);
 
 /// Data of a request.
 #[derive(Clone, Copy)]
-pub(super) enum Data<'a> {
+pub(in crate::cmd::nbd) enum Data<'a> {
     /// None, or those of a read that come in the reply.
     None,
     /// Short data of a write.
@@ -34,19 +34,19 @@ pub(super) enum Data<'a> {
 
 /// The connection.
 pub(in crate::cmd::nbd) struct Link {
-    pub(super) engine: MessageClient,
+    pub(in crate::cmd::nbd) engine: MessageClient,
     connection: Arc<Connection>,
     cq: CompletionQueue,
-    pub(super) pd: ProtectionDomain,
+    pub(in crate::cmd::nbd) pd: ProtectionDomain,
     receives: Places,
     sends: Places,
     /// Completions that were polled; the last is the next.
     polled: Vec<Completion>,
     /// The message that arrived last.
-    pub(super) message: Vec<u8>,
+    pub(in crate::cmd::nbd) message: Vec<u8>,
     patience: Duration,
     /// The next wait polls before it sleeps.
-    pub(super) spins: bool,
+    pub(in crate::cmd::nbd) spins: bool,
 }
 
 impl Link {
@@ -90,6 +90,11 @@ impl Link {
         }
     }
 
+    /// How long a reply may take from now on.
+    pub(super) fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// Sends what the negotiation has to say.
     pub(super) fn send_output(&mut self) -> Result<(), Trouble> {
         let bytes = std::mem::take(self.engine.output());
@@ -114,7 +119,7 @@ impl Link {
     }
 
     /// Makes a request and returns its cookie, or `None` while there is no credit for it.
-    pub(super) fn submit(
+    pub(in crate::cmd::nbd) fn submit(
         &mut self,
         command: Command,
         flags: CommandFlags,
@@ -134,7 +139,7 @@ impl Link {
     }
 
     /// Waits for the next reply. Short data lie in `message`.
-    pub(super) fn next_reply(&mut self) -> Result<Completed, Trouble> {
+    pub(in crate::cmd::nbd) fn next_reply(&mut self) -> Result<Completed, Trouble> {
         match self.next_event()? {
             MessageEvent::Completed(done) => Ok(done),
             _ => Err(Trouble::Closed),

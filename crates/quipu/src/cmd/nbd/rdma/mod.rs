@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use quipu::{Device, Error};
 use quipu_nbd::messages::Terms;
 
+pub(super) use client::{Data, Link};
 pub(super) use server::{Door, serve};
 pub(super) use session::Session;
 

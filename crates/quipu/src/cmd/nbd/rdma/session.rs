@@ -1,5 +1,7 @@
 //! A client's session: one request at a time.
 
+use std::time::Duration;
+
 use quipu::{Access, MemoryRegion};
 use quipu_nbd::messages::{ClientMemory, Completed, MAX_MOVED, MessageEvent};
 use quipu_nbd::{Command, CommandFlags, Export, Extent, Handshake};
@@ -37,6 +39,10 @@ impl Session {
             link.send_output()?;
         }
         Ok(found)
+    }
+
+    pub(in crate::cmd::nbd) fn set_patience(&mut self, patience: Duration) {
+        self.link.set_patience(patience);
     }
 
     pub(in crate::cmd::nbd) fn export(&self) -> &Export {

@@ -5,9 +5,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-#[path = "../../../abi/types/testing/needs.rs"]
+#[path = "../../../../abi/types/testing/needs.rs"]
 #[expect(dead_code, reason = "no test here needs the C compiler")]
 mod needs;
+
+mod attach;
+mod queue_pairs;
+mod tls;
 
 /// A server that ends with the test.
 struct Server {
@@ -17,9 +21,15 @@ struct Server {
 
 impl Server {
     fn start(arguments: &[&str]) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_quipu"))
-            .args(["nbd", "serve"])
-            .args(arguments)
+        Self::start_under(&[], arguments)
+    }
+
+    /// The same, as the arguments of another program.
+    fn start_under(program: &[&str], arguments: &[&str]) -> Self {
+        let quipu = [env!("CARGO_BIN_EXE_quipu"), "nbd", "serve"];
+        let line = [program, &quipu, arguments].concat();
+        let mut process = Command::new(line[0])
+            .args(&line[1..])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -81,6 +91,18 @@ fn run(program: &str, arguments: &[&str]) -> String {
 
 fn quipu(arguments: &[&str]) -> String {
     run(env!("CARGO_BIN_EXE_quipu"), &[&["nbd"], arguments].concat())
+}
+
+/// Runs `quipu nbd`, which has to fail, and to say why.
+fn refused(arguments: &[&str], why: &str) {
+    let outcome = Command::new(env!("CARGO_BIN_EXE_quipu"))
+        .arg("nbd")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&outcome.stderr).into_owned();
+    assert!(!outcome.status.success() && text.contains(why), "{text}");
 }
 
 /// Bytes without a pattern that a shifted copy would share.
@@ -212,156 +234,12 @@ fn two_of_ours_copy_and_refuse() {
     quipu(&["copy", &to.uri, &target]);
     assert!(fs::read(&target).unwrap() == bytes);
 
-    let refused = |arguments: &[&str], why: &str| {
-        let outcome = Command::new(env!("CARGO_BIN_EXE_quipu"))
-            .arg("nbd")
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&outcome.stderr).into_owned();
-        assert!(!outcome.status.success() && text.contains(why), "{text}");
-    };
     refused(&["copy", &to.uri, &from.uri], "not complete");
     let small = Server::tcp(&["--memory", "1M"]);
     refused(&["copy", &to.uri, &small.uri], "too small");
     refused(&["info", "nbd://127.0.0.1:1/"], "refused");
     refused(&["info", &format!("{}other", small.uri)], "no export");
     refused(&["serve", "/no/such/file"], "cannot open");
-}
-
-/// A server for queue pairs, and what makes peers on this host use TCP.
-fn rdma(arguments: &[&str]) -> Server {
-    Server::tcp(&[&["--rdma"], arguments].concat())
-}
-
-#[test]
-fn queue_pairs_copy_a_disk_there_and_back() {
-    let folder = Folder::new("rdma");
-    let (source, target) = (folder.file("source"), folder.file("target"));
-    // Blocks of more and less than what lies in a message, and zeros.
-    let mut bytes = content((3 << 20) + 1000);
-    bytes.resize(6 << 20, 0);
-    fs::write(&source, &bytes).unwrap();
-    let server = rdma(&["--memory", "6M", "--export", "a disk"]);
-    assert!(server.uri.starts_with("nbd+rdma://127.0.0.1:"), "{}", server.uri);
-    assert!(quipu(&["info", "--list", &server.uri]).contains("\"a disk\""));
-    let told = quipu(&["info", "--json", &server.uri]);
-    assert!(told.contains("\"size\":6291456") && told.contains("\"allocation\":true"), "{told}");
-    quipu(&["copy", &source, &server.uri]);
-    let told = quipu(&["copy", "--json", &server.uri, &target]);
-    assert!(told.contains("\"bytes\":6291456"), "{told}");
-    assert!(fs::read(&target).unwrap() == bytes);
-    // The same over TCP.
-    fs::remove_file(&target).unwrap();
-    let outcome = Command::new(env!("CARGO_BIN_EXE_quipu"))
-        .args(["nbd", "copy", &server.uri, &target])
-        .env("QUIPU_SAME_HOST", "never")
-        .output()
-        .unwrap();
-    assert!(outcome.status.success(), "{}", String::from_utf8_lossy(&outcome.stderr));
-    assert!(fs::read(&target).unwrap() == bytes);
-}
-
-#[test]
-fn queue_pairs_serve_files_and_refuse_what_is_not_allowed() {
-    let folder = Folder::new("rdma-file");
-    let (disk, target) = (folder.file("disk"), folder.file("target"));
-    fs::write(&disk, content(2 << 20)).unwrap();
-    let server = rdma(&[&disk, "--read-only"]);
-    quipu(&["copy", &server.uri, &target]);
-    assert!(fs::read(&target).unwrap() == content(2 << 20));
-    let fails = |arguments: &[&str], why: &str| {
-        let outcome =
-            Command::new(env!("CARGO_BIN_EXE_quipu")).arg("nbd").args(arguments).output().unwrap();
-        let text = String::from_utf8_lossy(&outcome.stderr).into_owned();
-        assert!(!outcome.status.success() && text.contains(why), "{text}");
-    };
-    fails(&["copy", &target, &server.uri], "not complete");
-    fails(&["info", &format!("{}other", server.uri)], "no export");
-    fails(&["info", "nbd+rdma://127.0.0.1:1/"], "rejected");
-}
-
-/// A client with a queue pair of its own, that says and sends what it wants.
-fn stranger(server: &Server, says: &[u8], sends: &[&[u8]]) -> Option<String> {
-    use quipu::{Access, Config, Connection, Device, Request, WcStatus};
-    let place = server.uri.trim_start_matches("nbd+rdma://").trim_end_matches('/');
-    let address = Some("127.0.0.1".parse().unwrap());
-    let device = Device::open(Config { address, ..Config::default() }).unwrap();
-    let (pd, cq) = (device.protection_domain().unwrap(), device.completion_queue(64).unwrap());
-    let memory = pd.register(1 << 20, Access::LOCAL_WRITE).unwrap();
-    let qp = pd.queue_pair(&cq, &cq).build().unwrap();
-    for place in 0..8 {
-        qp.post_recv(1, &[memory.sge(place << 16, 65536).unwrap()]).unwrap();
-    }
-    let connection = match Connection::open(qp, place.parse().unwrap(), says) {
-        Ok(connection) => connection,
-        Err(error) => return Some(error.to_string()),
-    };
-    for (index, bytes) in sends.iter().enumerate() {
-        let at = (1 << 19) + (index << 12);
-        memory.write(at, bytes).unwrap();
-        let memory = [memory.sge(at, bytes.len()).unwrap()];
-        if connection.post_send(&Request::send(&memory).id(2)).is_err() {
-            break;
-        }
-    }
-    // The server ends the connection.
-    connection.wait_end().unwrap();
-    let mut out = [quipu::Completion::default(); 16];
-    while cq.wait(&mut out).unwrap() > 0 {
-        if out.iter().any(|done| done.status == WcStatus::WrFlushErr) {
-            break;
-        }
-    }
-    None
-}
-
-#[test]
-fn hostile_queue_pairs_lose_their_connection_and_harm_nobody_else() {
-    use quipu_nbd::messages::Terms;
-    let server = rdma(&["--memory", "1M"]);
-    let terms = Terms { credits: 4, inline: 512 }.to_bytes();
-    assert!(stranger(&server, b"GET / HTTP/1.0", &[]).unwrap().contains("rejected"));
-    assert!(stranger(&server, &[0xff; 56], &[]).is_some());
-    // Noise; half an option; a request whose length, and then whose key, is a lie.
-    let mut go = 3_u32.to_be_bytes().to_vec();
-    go.extend(0x4948_4156_454f_5054_u64.to_be_bytes());
-    go.extend([0, 0, 0, 7, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0]);
-    let request = |kind: u8, length: u32| {
-        let mut bytes = 0x2560_9513_u32.to_be_bytes().to_vec();
-        bytes.extend([0, 0, 0, kind, 0, 0, 0, 0, 0, 0, 0, 9]);
-        bytes.extend(0_u64.to_be_bytes());
-        bytes.extend(length.to_be_bytes());
-        bytes.extend([0x5a; 12]);
-        bytes
-    };
-    assert_eq!(stranger(&server, &terms, &[&[0; 64]]), None);
-    assert_eq!(stranger(&server, &terms, &[&go, &request(1, 100)]), None);
-    assert_eq!(stranger(&server, &terms, &[&go, &request(1, 8192)]), None);
-    assert_eq!(stranger(&server, &terms, &[&go, &request(0, 8192)]), None);
-    assert_eq!(stranger(&server, &terms, &[&go, &request(2, 0)]), None);
-    assert!(quipu(&["info", &server.uri]).contains("1048576"));
-}
-
-#[test]
-fn a_killed_server_fails_a_copy_in_bounded_time() {
-    let folder = Folder::new("killed");
-    let source = folder.file("source");
-    fs::File::create(&source).unwrap().set_len(4 << 30).unwrap();
-    let mut server = rdma(&["--memory", "4G"]);
-    let copy = Command::new(env!("CARGO_BIN_EXE_quipu"))
-        .args(["nbd", "copy", "--full", &source, &server.uri])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(700));
-    server.process.kill().unwrap();
-    let begun = std::time::Instant::now();
-    let outcome = copy.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&outcome.stderr).into_owned();
-    assert!(!outcome.status.success() && text.contains("not complete"), "{text}");
-    assert!(begun.elapsed().as_secs() < 15);
 }
 
 #[test]

@@ -1,0 +1,71 @@
+//! The service level of what a queue pair sends, and how packets that leave the host say it.
+
+use crate::adapter::{Adapter, Hub};
+use crate::port::LinkLayer;
+use crate::probe::Probe;
+use crate::qp::Qp;
+use crate::types::{AddressVector, ConnId, QpType};
+
+/// How packets of a connection are marked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marking {
+    /// The traffic class of the IP header, DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// The service level.
+    pub service_level: u8,
+}
+
+/// The service level of what a queue pair has next.
+pub(super) fn service_level<P>(qp: &Qp, hub: &Hub<P>) -> u8 {
+    match qp.qp_type {
+        QpType::Ud if qp.sq.has_waiting() => level_of(&qp.sq.destination(qp.sq.next).av, hub),
+        _ => level_of(&qp.attr.av, hub),
+    }
+}
+
+/// The service level that an address vector names; that of the rules if it names none.
+fn level_of<P>(av: &AddressVector, hub: &Hub<P>) -> u8 {
+    let default = || hub.qos.as_ref().map_or(0, |qos| qos.default_level());
+    match (av.sl & 15, av.traffic_class, hub.config.link_layer) {
+        (0, 0, _) => default(),
+        // As RoCE does where a program names a traffic class only.
+        (0, class, LinkLayer::Ethernet) => class >> 5,
+        (sl, ..) => sl,
+    }
+}
+
+/// How packets to an address are marked: as the program said by a traffic class, or else as its service
+/// level.
+pub(crate) fn traffic_class<P>(av: &AddressVector, hub: &Hub<P>) -> u8 {
+    let sl = level_of(av, hub);
+    match (av.traffic_class, sl) {
+        (0, 0) => 0,
+        (0, sl) => match &hub.qos {
+            Some(qos) => qos.dscp_of(sl) << 2,
+            // The class selector of the same number (RFC 2474 4.2.2.2).
+            None if sl < 8 => sl << 5,
+            None => 0,
+        },
+        (class, _) => class,
+    }
+}
+
+impl<P: Probe> Adapter<P> {
+    /// How what a connection sends is marked; `None` if its queue pair has no service level but 0 and no
+    /// traffic class.
+    #[must_use]
+    pub fn marking(&self, conn: ConnId) -> Option<Marking> {
+        let qp = self.hub.conns.get(conn)?.qp.and_then(|qp| self.qps.get(qp))?;
+        let service_level = service_level(qp, &self.hub);
+        let traffic_class = traffic_class(&qp.attr.av, &self.hub);
+        let marked = service_level > 0 || traffic_class > 0;
+        marked.then_some(Marking { traffic_class, service_level })
+    }
+
+    /// The service level of queue pairs that name none.
+    pub fn set_default_level(&mut self, sl: u8) {
+        if let Some(qos) = &mut self.hub.qos {
+            qos.set_default_level(sl);
+        }
+    }
+}

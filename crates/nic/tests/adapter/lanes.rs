@@ -1,0 +1,286 @@
+//! Quality of service in simulated time: queue pairs of several lanes that are always backlogged share a port
+//! with a rate as its tables say, whatever carries their messages.
+
+use crate::pair::{Buffer, Pair, Way};
+use quipu_nic::qos::{Config as Qos, Entry, LaneUse};
+use quipu_nic::*;
+
+const GBIT: u64 = 1_000_000_000;
+
+fn table(entries: &[(u8, u8)]) -> Vec<Entry> {
+    entries.iter().map(|&(lane, weight)| Entry { lane, weight }).collect()
+}
+
+fn config(high: &[(u8, u8)], low: &[(u8, u8)], rate: u64) -> Qos {
+    Qos { rate, high: table(high), low: table(low), ..Qos::default() }
+}
+
+/// A queue pair that always has requests.
+struct Flow {
+    qps: [QpId; 2],
+    op: SendOp,
+    message: usize,
+    /// Requests that are not complete.
+    posted: usize,
+    done: u64,
+}
+
+struct Bench {
+    pair: Pair,
+    flows: Vec<Flow>,
+    from: Buffer,
+    depth: usize,
+}
+
+impl Bench {
+    /// One flow of messages of so many bytes for each service level.
+    fn new(way: Way, qos: Qos, levels: &[u8], mtu: u8, message: usize) -> Self {
+        let mut pair = Pair::new(way);
+        pair.hosts[0].adapter.set_qos(qos, None);
+        let from = pair.buffer(0, message);
+        let to = pair.buffer(1, message);
+        let op = SendOp::Write { addr: to.addr(), rkey: to.key() };
+        let flow = |&sl: &u8| {
+            let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+            pair.connect_with(qps, |attr| {
+                attr.av.sl = sl;
+                attr.path_mtu = mtu;
+            });
+            Flow { qps, op, message, posted: 0, done: 0 }
+        };
+        let flows = levels.iter().map(flow).collect();
+        pair.run();
+        // 4 MB of memory are enough for a backlog.
+        let depth = (4 << 20) / message;
+        Self { pair, flows, from, depth: depth.clamp(4, 64) }
+    }
+
+    /// Keeps all flows backlogged for so long.
+    fn run(&mut self, ns: u64) {
+        let end = self.pair.now.after(ns);
+        while self.pair.now < end {
+            for (index, flow) in self.flows.iter_mut().enumerate() {
+                let list = [self.from.sge(0, flow.message)];
+                while flow.posted < self.depth {
+                    self.pair.send(0, flow.qps[0], index as u64, flow.op, &list);
+                    flow.posted += 1;
+                }
+            }
+            // Small messages are posted as soon as there is room.
+            let step_ns = if self.flows[0].message < 1000 { 10_000 } else { 50_000 };
+            self.pair.run_until(self.pair.now.after(step_ns));
+            for (index, status) in self.pair.polled(0) {
+                assert_eq!(status, WcStatus::Success);
+                let flow = &mut self.flows[index as usize];
+                flow.posted -= 1;
+                flow.done += 1;
+            }
+        }
+    }
+
+    fn used(&self) -> [LaneUse; 15] {
+        self.pair.hosts[0].adapter.lane_use().unwrap()
+    }
+
+    /// Octets that each lane sends in so long.
+    fn measure(&mut self, ns: u64) -> Vec<f64> {
+        self.run(2_000_000);
+        let before = self.used();
+        self.run(ns);
+        let after = self.used();
+        before
+            .iter()
+            .zip(&after)
+            .map(|(before, after)| (after.octets - before.octets) as f64)
+            .collect()
+    }
+}
+
+fn assert_near(value: f64, expected: f64, error: f64, what: &str) {
+    let off = (value / expected - 1.0).abs();
+    assert!(off <= error, "{what}: {value}, not {expected}");
+}
+
+const WAYS: [Way; 3] = [Way::Stream(usize::MAX), Way::Link, Way::LinkCopying];
+
+#[test]
+fn two_backlogged_flows_share_by_weight() {
+    for way in WAYS {
+        for message in [64, 4096, 65536, 1 << 20] {
+            let qos = config(&[], &[(0, 4), (1, 1)], GBIT);
+            let mut bench = Bench::new(way, qos, &[0, 1], 5, message);
+            let ms = if message < 1000 { 20 } else { 60 };
+            let sent = bench.measure(ms * 1_000_000);
+            let what = format!("{way:?}, {message} bytes");
+            assert_near(sent[0] / sent[1], 4.0, 0.01, &what);
+            assert_near(sent[0] + sent[1], ms as f64 * 125_000.0, 0.01, &what);
+        }
+    }
+}
+
+#[test]
+fn every_weight_gives_its_ratio() {
+    for weight in [1, 2, 16, 64, 255] {
+        let qos = config(&[], &[(0, weight), (1, 1)], 4 * GBIT);
+        let mut bench = Bench::new(Way::Link, qos, &[0, 1], 2, 65536);
+        // A hundred turns of the lane with weight 1.
+        let ns = (u64::from(weight) + 1) * 100 * 538 * 2;
+        let sent = bench.measure(ns.max(10_000_000));
+        assert_near(sent[0] / sent[1], weight.into(), 0.01, &format!("weight {weight}"));
+    }
+}
+
+#[test]
+fn strict_weights_follow_the_closed_rule() {
+    for (weight, ratio) in [(4, 1.0), (33, 1.0), (64, 2.0), (128, 4.0), (255, 8.0)] {
+        let qos = Qos { strict: true, ..config(&[], &[(0, weight), (1, 1)], GBIT) };
+        let mut bench = Bench::new(Way::Link, qos, &[0, 1], 4, 65536);
+        let sent = bench.measure(40_000_000);
+        // 255 units are 7.7 packets of 33.
+        assert_near(sent[0] / sent[1], ratio, 0.01, &format!("weight {weight}"));
+    }
+}
+
+#[test]
+fn a_high_limit_gives_the_low_lane_its_packets() {
+    for (limit, ratio) in [(0u8, 1.0), (1, 2.0), (4, 8.0), (16, 32.0)] {
+        // Two lanes share the high table, 3:1.
+        let qos = Qos { high_limit: limit, ..config(&[(0, 3), (2, 1)], &[(1, 1)], 4 * GBIT) };
+        let mut bench = Bench::new(Way::Link, qos, &[0, 1, 2], 4, 65536);
+        let sent = bench.measure(40_000_000);
+        let what = format!("high_limit {limit}");
+        assert_near((sent[0] + sent[2]) / sent[1], ratio, 0.01, &what);
+        assert_near(sent[0] / sent[2], 3.0, 0.01, &what);
+        assert_near(sent[0] + sent[1] + sent[2], 4.0 * 125_000.0 * 40.0, 0.01, &what);
+    }
+    let qos = Qos { high_limit: 255, ..config(&[(0, 1)], &[(1, 255)], GBIT) };
+    let mut bench = Bench::new(Way::Link, qos, &[0, 1], 4, 65536);
+    assert_eq!(bench.measure(5_000_000)[1], 0.0, "no limit: the low lane is starved");
+}
+
+#[test]
+fn a_rate_is_kept() {
+    for rate in [GBIT / 10, GBIT, 20 * GBIT] {
+        for way in [Way::Stream(usize::MAX), Way::Link] {
+            let mut bench = Bench::new(way, config(&[], &[(0, 1)], rate), &[0], 5, 65536);
+            let ns = if rate > GBIT { 5_000_000 } else { 100_000_000 };
+            let sent = bench.measure(ns);
+            let expected = rate as f64 / 8e9 * ns as f64;
+            assert_near(sent[0], expected, 0.012, &format!("{rate} bit/s, {way:?}"));
+        }
+    }
+}
+
+/// The small message waits for the packet that is on its way, and for a look at the port.
+#[test]
+fn a_small_message_passes_a_backlog_of_another_lane() {
+    for way in WAYS {
+        let qos = config(&[(1, 255)], &[(0, 255)], GBIT);
+        let mut bench = Bench::new(way, qos, &[0, 1], 5, 65536);
+        let ping = bench.flows.pop().unwrap();
+        bench.run(3_000_000);
+        let mut worst = 0;
+        for _ in 0..50 {
+            bench.run(150_000);
+            let list = [bench.from.sge(0, 8)];
+            let posted = bench.pair.now;
+            bench.pair.send(0, ping.qps[0], 99, ping.op, &list);
+            loop {
+                bench.pair.run_until(bench.pair.now.after(1_000));
+                let done = bench.pair.polled(0);
+                let found = done.iter().any(|&(wr_id, _)| wr_id == 99);
+                bench.flows[0].posted -= done.iter().filter(|&&(wr_id, _)| wr_id == 0).count();
+                if found {
+                    break;
+                }
+                assert!(bench.pair.now.since(posted) < 10_000_000, "{way:?}: it waits");
+            }
+            worst = worst.max(bench.pair.now.since(posted));
+        }
+        // A packet of 4122 octets takes 33 us at this rate.
+        assert!(worst <= 33_000 + 16_000 + 2_000, "{way:?}: {worst} ns");
+    }
+}
+
+/// A queue pair's own rate needs no port.
+#[test]
+fn a_queue_pair_has_a_rate_of_its_own() {
+    let mut bench = Bench::new(Way::Link, config(&[], &[(0, 1)], 0), &[0], 5, 65536);
+    let attr = QpAttr { rate_limit: 400_000, ..QpAttr::default() };
+    let qp = bench.flows[0].qps[0];
+    let now = bench.pair.now;
+    let adapter = &mut bench.pair.hosts[0].adapter;
+    adapter.modify_qp(now, qp, &attr, QpAttrMask::RATE_LIMIT).unwrap();
+    let sent = bench.measure(50_000_000);
+    assert_near(sent[0], 2_500_000.0, 0.02, "400 Mbit/s for 50 ms");
+}
+
+/// Many queue pairs of one lane have their turns in order.
+#[test]
+fn the_queue_pairs_of_a_lane_take_turns() {
+    let levels: Vec<u8> = (0..60).map(|index| index % 15).collect();
+    let tables: Vec<(u8, u8)> = (0..15).map(|lane| (lane, 1 + lane)).collect();
+    let mut bench = Bench::new(Way::Link, config(&[], &tables, 8 * GBIT), &levels, 3, 65536);
+    bench.depth = 8;
+    let sent = bench.measure(60_000_000);
+    for (lane, &octets) in sent.iter().enumerate() {
+        assert_near(octets / sent[0], 1.0 + lane as f64, 0.05, &format!("VL{lane}"));
+    }
+    let done: Vec<_> = bench.flows.iter().map(|flow| flow.done).collect();
+    // The first of each lane had begun before the others were there.
+    for lane in 0..15 {
+        for round in 2..4 {
+            let (one, other) = (done[lane + 15], done[lane + 15 * round]);
+            assert!(one.abs_diff(other) <= 1, "VL{lane}: {done:?}");
+        }
+    }
+}
+
+/// Tables that change under load lose and double nothing.
+#[test]
+fn tables_change_under_load() {
+    for (seed, way) in WAYS.into_iter().enumerate() {
+        let first = config(&[], &[(0, 1), (1, 3)], GBIT);
+        let others = [
+            Qos { strict: true, ..config(&[(0, 200)], &[(1, 1)], 2 * GBIT) },
+            config(&[(1, 5)], &[(0, 7)], GBIT / 2),
+            Qos { max_vls: 1, ..config(&[], &[(0, 9)], 0) },
+            first.clone(),
+        ];
+        let mut bench = Bench::new(way, first, &[0, 1], 5, 20_000);
+        const COUNT: usize = 60;
+        let from = bench.pair.buffer(0, 20_000 * COUNT);
+        let to = bench.pair.buffer(1, 2 * 20_000 * COUNT);
+        for at in 0..COUNT {
+            from.fill(at * 20_000, &[1 + at as u8; 20_000]);
+        }
+        let flows: Vec<_> = bench.flows.iter().map(|flow| flow.qps).collect();
+        for at in 0..COUNT {
+            for (index, qps) in flows.iter().enumerate() {
+                let place = to.sge((index * COUNT + at) * 20_000, 20_000);
+                bench.pair.recv(1, qps[1], (index * COUNT + at) as u64, &[place]);
+                let list = [from.sge(at * 20_000, 20_000)];
+                bench.pair.send(0, qps[0], (index * COUNT + at) as u64, SendOp::Send, &list);
+            }
+        }
+        let (mut sent, mut received) = (vec![Vec::new(); 2], vec![Vec::new(); 2]);
+        for step in 0..400 {
+            bench.pair.run_until(bench.pair.now.after(97_000 + 1000 * seed as u64));
+            let other = others[(step * 7 + seed) % others.len()].clone();
+            bench.pair.hosts[0].adapter.set_qos(other, None);
+            for (host, done) in [&mut sent, &mut received].into_iter().enumerate() {
+                for (wr_id, status) in bench.pair.polled(host) {
+                    assert_eq!(status, WcStatus::Success);
+                    done[wr_id as usize / COUNT].push(wr_id as usize % COUNT);
+                }
+            }
+        }
+        let all: Vec<_> = (0..COUNT).collect();
+        assert_eq!(sent, [all.clone(), all.clone()], "{way:?}");
+        assert_eq!(received, [all.clone(), all], "{way:?}");
+        for index in 0..2 * COUNT {
+            let bytes = to.bytes(index * 20_000, 20_000);
+            assert!(bytes.iter().all(|&byte| byte == 1 + (index % COUNT) as u8), "{index}");
+        }
+    }
+}

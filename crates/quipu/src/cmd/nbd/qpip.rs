@@ -1,0 +1,230 @@
+//! NBD over QPIP: the bytes of the protocol in the adapter's own TCP. So the other end is a queue pair or any
+//! socket.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use quipu::qpip::{Adapter, Mode, TcpListener, TcpQueuePair, TcpSettings};
+use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, Sge, WcStatus};
+
+use super::session::Trouble;
+use crate::cmd::failure::Failure;
+use crate::cmd::qpip::LinkOptions;
+
+/// Requests that are posted at once in each direction, and their length. The receives come first.
+const RECEIVES: u64 = 32;
+const SENDS: u64 = 32;
+const LENGTH: usize = 64 << 10;
+/// Connections that wait for a queue pair.
+const BACKLOG: u32 = 16;
+/// A wait without a limit of its own.
+const FOREVER: Duration = Duration::from_secs(1 << 32);
+
+/// The adapter of this process.
+static ADAPTER: OnceLock<Adapter> = OnceLock::new();
+
+/// Brings the adapter up, if there is none.
+pub(super) fn open(link: &LinkOptions) -> Result<&'static Adapter, Failure> {
+    if ADAPTER.get().is_none() {
+        let _ = ADAPTER.set(link.open()?);
+    }
+    Ok(ADAPTER.get().expect("set above"))
+}
+
+fn settings() -> TcpSettings {
+    TcpSettings { mode: Mode::Stream, ..TcpSettings::default() }
+}
+
+fn other(error: Error) -> io::Error {
+    io::Error::other(error)
+}
+
+/// A connection.
+pub(super) struct QpipStream {
+    adapter: Adapter,
+    qp: Arc<TcpQueuePair>,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+    /// Receives with bytes, the oldest first: the place, how many bytes, and how many were used.
+    ready: VecDeque<(u64, usize, usize)>,
+    free: Vec<u64>,
+    has_ended: bool,
+    patience: Option<Duration>,
+}
+
+impl QpipStream {
+    fn new(adapter: &Adapter) -> Result<Self, Error> {
+        let (pd, places) = (adapter.protection_domain()?, RECEIVES + SENDS);
+        let cq = adapter.completion_queue(places as u32)?;
+        let queues = pd.queue_pair(&cq, &cq);
+        let queues = queues.send_queue(SENDS as u32, 1).recv_queue(RECEIVES as u32, 1);
+        let qp = Arc::new(queues.build_tcp()?);
+        let memory = pd.register(places as usize * LENGTH, Access::LOCAL_WRITE)?;
+        let stream = Self {
+            adapter: adapter.clone(),
+            qp,
+            cq,
+            memory,
+            ready: VecDeque::new(),
+            free: (RECEIVES..places).collect(),
+            has_ended: false,
+            patience: None,
+        };
+        for place in 0..RECEIVES {
+            stream.qp.post_recv(place, &stream.place(place, LENGTH)?)?;
+        }
+        Ok(stream)
+    }
+
+    /// Connects with a server: a queue pair or a socket.
+    pub(super) fn connect(host: &str, port: u16) -> Result<Self, Trouble> {
+        let adapter = ADAPTER.get().ok_or(Trouble::Unsupported("nbd+qpip"))?;
+        let host: IpAddr = host.parse().map_err(|_| {
+            Trouble::Adapter(format!("\"{host}\" is no IP address: an adapter resolves no names"))
+        })?;
+        let stream = Self::new(adapter)?;
+        stream.qp.connect(SocketAddr::new(host, port), &settings())?;
+        stream.watch();
+        Ok(stream)
+    }
+
+    /// Has reads end when the peer does.
+    fn watch(&self) {
+        let qp = Arc::clone(&self.qp);
+        // Without a thread the end is noticed by the next request.
+        let _ = thread::Builder::new().name("nbd end".into()).spawn(move || {
+            let _ = qp.wait_peer_closed();
+            // What is posted completes, after what has come.
+            let _ = qp.flush();
+        });
+    }
+
+    fn place(&self, place: u64, length: usize) -> Result<[Sge; 1], Error> {
+        Ok([self.memory.sge(place as usize * LENGTH, length)?])
+    }
+
+    /// How long a read waits; `None`: for ever.
+    pub(super) fn set_patience(&mut self, patience: Option<Duration>) {
+        self.patience = patience;
+    }
+
+    /// Takes completions; waits for some if there are none.
+    fn poll(&mut self) -> io::Result<()> {
+        let mut out = [Completion::default(); 32];
+        let mut found = self.cq.poll(&mut out).map_err(other)?;
+        if found == 0 {
+            let limit = self.patience.unwrap_or(FOREVER);
+            found = self.cq.wait_timeout(&mut out, limit).map_err(other)?;
+        }
+        if found == 0 {
+            self.adapter.check().map_err(other)?;
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        for done in &out[..found] {
+            match done.status {
+                WcStatus::Success if done.wr_id >= RECEIVES => self.free.push(done.wr_id),
+                WcStatus::Success => {
+                    self.ready.push_back((done.wr_id, done.byte_len as usize, 0));
+                }
+                _ => self.has_ended = true,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Read for QpipStream {
+    fn read(&mut self, data: &mut [u8]) -> io::Result<usize> {
+        if data.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if let Some((place, length, used)) = self.ready.pop_front() {
+                let count = (length - used).min(data.len());
+                let at = place as usize * LENGTH + used;
+                self.memory.read(at, &mut data[..count]).map_err(other)?;
+                if used + count < length {
+                    self.ready.push_front((place, length, used + count));
+                } else if !self.has_ended {
+                    // After the end of the stream it is refused, and of no use.
+                    let memory = self.place(place, LENGTH).map_err(other)?;
+                    let _ = self.qp.post_recv(place, &memory);
+                }
+                if count > 0 {
+                    return Ok(count);
+                }
+            } else if self.has_ended {
+                return Ok(0);
+            } else {
+                self.poll()?;
+            }
+        }
+    }
+}
+
+impl Write for QpipStream {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let place = loop {
+            match self.free.pop() {
+                Some(place) => break place,
+                None if self.has_ended => return Err(io::ErrorKind::BrokenPipe.into()),
+                None => self.poll()?,
+            }
+        };
+        let count = data.len().min(LENGTH);
+        self.memory.write(place as usize * LENGTH, &data[..count]).map_err(other)?;
+        let memory = self.place(place, count).map_err(other)?;
+        self.qp.post_send(&Request::send(&memory).id(place)).map_err(other)?;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for QpipStream {
+    fn drop(&mut self) {
+        // What was written still goes out, for a while; then the connection ends.
+        let _ = self.qp.close();
+        self.patience = Some(Duration::from_secs(1));
+        while !self.has_ended && self.free.len() < SENDS as usize && self.poll().is_ok() {}
+        let _ = self.qp.flush();
+    }
+}
+
+/// What clients connect to.
+pub(super) struct Door {
+    adapter: &'static Adapter,
+    listener: TcpListener,
+}
+
+impl Door {
+    /// Listens at a port of all addresses of the adapter.
+    pub(super) fn open(adapter: &'static Adapter, port: u16) -> Result<Self, Error> {
+        Ok(Self { adapter, listener: adapter.listen(port, &settings(), BACKLOG)? })
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> Result<SocketAddr, Error> {
+        let addresses = self.adapter.info()?.addresses;
+        let first = addresses.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
+        Ok(SocketAddr::new(first, self.listener.port()))
+    }
+
+    /// Waits for a client.
+    pub(super) fn next(&self) -> Result<QpipStream, Error> {
+        let stream = QpipStream::new(self.adapter)?;
+        self.listener.offer(&stream.qp)?;
+        stream.qp.wait_connected()?;
+        stream.watch();
+        Ok(stream)
+    }
+}

@@ -1,0 +1,191 @@
+//! `quipu nbd attach`: a disk as a file, and file systems on it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Folder, Server, content, is_there, needs, run};
+
+/// A disk that is attached until the end of the test.
+struct Attached {
+    process: Child,
+    folder: String,
+}
+
+impl Attached {
+    /// `None` where FUSE is not allowed.
+    fn new(folder: &Folder, arguments: &[&str]) -> Option<Self> {
+        if !needs::met(Path::new("/dev/fuse").exists(), "fuse3 (and /dev/fuse)") {
+            return None;
+        }
+        let at = folder.file("mount");
+        fs::create_dir_all(&at).unwrap();
+        let mut process = Command::new(env!("CARGO_BIN_EXE_quipu"))
+            .args(["nbd", "attach"])
+            .args(arguments)
+            .arg(&at)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("attached"), "{line}");
+        Some(Self { process, folder: at })
+    }
+
+    fn file(&self) -> String {
+        format!("{}/nbd", self.folder)
+    }
+
+    /// Unmounts, after which the process ends.
+    fn end(mut self) {
+        run("umount", &[&self.folder]);
+        assert!(self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if self.process.try_wait().unwrap().is_none() {
+            let _ = Command::new("umount").args(["-l", &self.folder]).output();
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+        }
+    }
+}
+
+fn fio(file: &str, size: &str) {
+    let file = format!("--filename={file}");
+    let size = format!("--size={size}");
+    run(
+        "fio",
+        &[
+            "--name=t",
+            "--rw=randrw",
+            "--bsrange=512-256k",
+            "--verify=crc32c",
+            "--fsync=50",
+            "--randseed=7",
+            &file,
+            &size,
+        ],
+    );
+}
+
+fn is_root() -> bool {
+    run("id", &["-u"]).trim() == "0"
+}
+
+#[test]
+fn an_attached_disk_is_a_file() {
+    let folder = Folder::new("attach");
+    let disk = folder.file("disk");
+    fs::write(&disk, content(3 << 20)).unwrap();
+    let server = Server::tcp(&["--rdma", &disk]);
+    let Some(attached) = Attached::new(&folder, &[&server.uri]) else { return };
+    assert!(fs::read(attached.file()).unwrap() == content(3 << 20));
+    let mut file = fs::File::options().write(true).open(attached.file()).unwrap();
+    file.write_all(&[7; 100_000]).unwrap();
+    file.sync_all().unwrap();
+    assert!(file.set_len(5).is_err());
+    drop(file);
+    assert_eq!(
+        fs::read(&disk).unwrap()[..100_001],
+        [&[7; 100_000][..], &content(100_001)[100_000..]].concat()
+    );
+    let names: Vec<_> =
+        fs::read_dir(&attached.folder).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["nbd"]);
+    if is_there("fio", "fio") {
+        fio(&attached.file(), "3M");
+    }
+    attached.end();
+}
+
+#[test]
+fn ext2_on_an_attached_disk_is_sound_after_random_writes() {
+    if !is_there("mke2fs", "e2fsprogs") || !is_there("fio", "fio") || !is_root() {
+        return;
+    }
+    for transport in [&[][..], &["--rdma"]] {
+        let folder = Folder::new("ext2");
+        let server = Server::tcp(&[&["--memory", "32M"][..], transport].concat());
+        let Some(attached) = Attached::new(&folder, &[&server.uri]) else { return };
+        run("mke2fs", &["-q", "-t", "ext2", &attached.file()]);
+        let root = folder.file("root");
+        fs::create_dir_all(&root).unwrap();
+        // In a mount namespace of its own: no other one keeps the file system after it is unmounted.
+        let file = attached.file();
+        let mount = format!("mount -t ext2 -o loop {file} {root}");
+        let may = Command::new("unshare").args(["-m", "sh", "-c", &mount]).output().unwrap();
+        if !may.status.success() {
+            eprintln!("skipped: no loop device: {}", String::from_utf8_lossy(&may.stderr));
+            return;
+        }
+        let work = format!(
+            "set -e; {mount}; fio --name=t --rw=randrw --bsrange=512-256k --verify=crc32c --fsync=50 \
+             --filename={root}/data --size=8M; sync -f {root}; umount {root}"
+        );
+        run("unshare", &["-m", "sh", "-c", &work]);
+        run("e2fsck", &["-fn", &attached.file()]);
+        attached.end();
+    }
+}
+
+/// A port that was free a moment ago.
+fn port() -> String {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().to_string()
+}
+
+#[test]
+fn requests_in_flight_are_repeated_after_a_restart_of_the_server() {
+    for transport in [&[][..], &["--rdma"]] {
+        let folder = Folder::new("reconnect");
+        let (disk, place) = (folder.file("disk"), port());
+        fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        let start = || Server::start(&[&[&disk, "--listen", &place][..], transport].concat());
+        let server = start();
+        let Some(attached) = Attached::new(&folder, &["--reconnect", "60", &server.uri]) else {
+            return;
+        };
+        let path = attached.file();
+        let writer = std::thread::spawn(move || {
+            let mut file = fs::File::options().write(true).open(path).unwrap();
+            for piece in content(16 << 20).chunks(1 << 20) {
+                file.write_all(piece).unwrap();
+                file.sync_all().unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let mut server = Some(server);
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(150));
+            drop(server.take());
+            std::thread::sleep(Duration::from_millis(50));
+            server = Some(start());
+        }
+        writer.join().unwrap();
+        assert!(fs::read(&disk).unwrap()[..16 << 20] == content(16 << 20));
+        attached.end();
+    }
+}
+
+#[test]
+fn without_reconnect_a_killed_server_is_an_error_soon() {
+    for transport in [&[][..], &["--rdma"]] {
+        let folder = Folder::new("lost");
+        let server = Server::tcp(&[&["--memory", "8M"][..], transport].concat());
+        let Some(attached) = Attached::new(&folder, &[&server.uri]) else { return };
+        let mut file = fs::File::options().write(true).open(attached.file()).unwrap();
+        file.write_all(&[1; 65536]).unwrap();
+        drop(server);
+        let begun = Instant::now();
+        let error = file.write_all(&[2; 65536]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(5), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(15));
+    }
+}
