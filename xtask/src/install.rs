@@ -75,6 +75,7 @@ fn items(staged: &Staged, completions: &Path, pkgconfig: &Path) -> Result<Vec<It
         (am.join("include"), "include"),
         (am.join("man"), "share/man/man7"),
         (am.join("examples"), "share/doc/quipu/am"),
+        (crate::root().join("abi/iwsock/include/quipu"), "include/quipu"),
         (vipl.join("include"), "include"),
         (vipl.join("man"), "share/man/man7"),
         (vipl.join("examples"), "share/doc/quipu/vipl"),
@@ -102,6 +103,7 @@ fn write_pkgconfig(prefix: &Path, into: &Path) -> Result<()> {
     let libraries = [
         ("qpip", "Queue pairs over TCP and UDP"),
         ("am", "Active Messages"),
+        ("iwsock", "iWARP on connected sockets"),
         ("vipl", "The Virtual Interface Architecture"),
     ];
     for (name, what) in libraries {

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use crate::profile;
 
 /// What cargo builds, and its name in the staged folder.
-const LIBRARIES: [(&str, &str); 10] = [
+const LIBRARIES: [(&str, &str); 11] = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libquipu_engine.so", "libquipu_engine.so"),
@@ -23,19 +23,21 @@ const LIBRARIES: [(&str, &str); 10] = [
     ("libvipl.so", "libvipl.so.1"),
     ("libsplitc.so", "libsplitc.so"),
     ("libquipu_sockets_preload.so", "libquipu_sockets_preload.so"),
+    ("libiwsock.so", "libiwsock.so.1"),
     ("libquipu_sdp_preload.so", "libquipu_sdp_preload.so"),
 ];
 /// What says to tools for finding errors what they cannot know of the libraries.
 const SUPPRESSIONS: [&str; 2] = ["quipu-tsan.supp", "quipu-valgrind.supp"];
 /// Names under which programs open a library beside its own, or are linked with it.
-const LINKS: [(&str, &str); 5] = [
+const LINKS: [(&str, &str); 6] = [
     ("libibverbs.so.1", "libibverbs.so"),
     ("librdmacm.so.1", "librdmacm.so"),
     ("libqpip.so.1", "libqpip.so"),
     ("libam.so.1", "libam.so"),
+    ("libiwsock.so.1", "libiwsock.so"),
     ("libvipl.so.1", "libvipl.so"),
 ];
-const PACKAGES: [&str; 11] = [
+const PACKAGES: [&str; 12] = [
     "quipu",
     "quipu-ibverbs",
     "quipu-rdmacm",
@@ -46,6 +48,7 @@ const PACKAGES: [&str; 11] = [
     "quipu-vipl",
     "quipu-splitc-runtime",
     "quipu-sockets-preload",
+    "quipu-libiwsock",
     "quipu-sdp-preload",
 ];
 

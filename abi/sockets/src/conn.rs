@@ -17,7 +17,7 @@ use quipu_sockets::report::Reason;
 use crate::map::Map;
 use crate::owners::Owners;
 use crate::set::Set;
-use crate::{helper, sys};
+use crate::{helper, sys, totals};
 
 /// Messages in each direction after which a connection is worth raising.
 const MESSAGES: u32 = 8;
@@ -104,7 +104,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    fn all(&self) -> [&AtomicU64; 5] {
+    pub(crate) fn all(&self) -> [&AtomicU64; 5] {
         [&self.sent, &self.received, &self.tcp_sent, &self.tcp_received, &self.withdrawals]
     }
 }
@@ -166,9 +166,6 @@ impl Conn {
             [&conn.receiving, &conn.sending, &conn.messages_sent, &conn.messages_received];
         for number in numbers.into_iter().chain([&conn.unasked]) {
             number.store(0, Ordering::Relaxed);
-        }
-        for counter in conn.counters.all() {
-            counter.store(0, Ordering::Relaxed);
         }
         conn.stuck_at.store(0, Ordering::Relaxed);
         conn.nonblocking.store(nonblocking, Ordering::Relaxed);
@@ -233,6 +230,7 @@ impl Conn {
             drop(unsafe { Box::from_raw(map) });
         }
         self.mode.store(Mode::Plain as u8, Ordering::SeqCst);
+        totals::keep(&self.counters);
         self.is_used.store(false, Ordering::Release);
     }
 
@@ -318,6 +316,7 @@ impl Conn {
         self.map.store(map, Ordering::SeqCst);
         if self.change(Mode::Asking, Mode::Raised) {
             self.reason.store(Reason::None as u8, Ordering::Relaxed);
+            totals::RAISES.add(1);
         }
     }
 
@@ -328,7 +327,9 @@ impl Conn {
         self.give_up(Mode::Asking, reason);
         let Some(map) = self.map() else { return };
         self.reason.store(reason as u8, Ordering::Relaxed);
-        self.leaving.store(true, Ordering::SeqCst);
+        if !self.leaving.swap(true, Ordering::SeqCst) {
+            totals::LOWERS.add(1);
+        }
         map.receiver().wish(wish::PLAIN);
         let _ = map.receiver().revoke();
         crate::send::settle(self, map);
@@ -371,6 +372,7 @@ impl Conn {
     /// It is awake again.
     pub(crate) fn end_wait(&self) {
         let since = self.waits_since.swap(0, Ordering::Relaxed);
+        totals::WAKE_UPS.add(u64::from(since != 0));
         if since != 0
             && let Ok(mut patience) = self.patience.try_lock()
         {
@@ -443,7 +445,9 @@ impl Conn {
 #[cold]
 pub(crate) fn break_off(conn: &Conn, map: &Map) {
     conn.reason.store(Reason::Fault as u8, Ordering::Relaxed);
-    conn.leaving.store(true, Ordering::SeqCst);
+    if !conn.leaving.swap(true, Ordering::SeqCst) {
+        totals::LOWERS.add(1);
+    }
     map.receiver().wish(wish::PLAIN);
     conn.change(Mode::Raised, Mode::Plain);
 }

@@ -44,6 +44,7 @@ extern "C" fn in_child() {
         process::begin();
         helper::forget();
         crate::report::forget();
+        crate::totals::forget();
         set::forget_all();
         conn::for_all(Conn::forget_threads);
     });

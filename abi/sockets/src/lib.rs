@@ -12,7 +12,8 @@
 //!   how many processes have the socket.
 //! * `send` and `recv` move octets; `set` is epoll, `poll` poll and select; `spin` looks for a while.
 //! * `life` is about descriptors, `fork` about processes.
-//! * `helper` is the one thread: it meets the other end (`diag`, `meet`) and writes the `report`.
+//! * `helper` is the one thread: it meets the other end (`diag`, `meet`) and writes the `report` with the
+//!   `totals`.
 //!
 //! A thread may be cancelled while it waits in a real function. So the functions that call one have
 //! nothing to drop there, and unwind (`extern "C-unwind"`); what is counted too high by a thread that
@@ -40,3 +41,4 @@ mod set;
 mod spin;
 mod sys;
 mod table;
+mod totals;

@@ -45,7 +45,8 @@ impl Report {
 }
 
 fn text(own: &crate::meet::Fd) -> String {
-    let mut text = String::new();
+    let totals = crate::totals::now();
+    let mut text = if totals.raises > 0 { totals.encode() } else { String::new() };
     let mut rows = 0;
     conn::for_all(|conn| {
         if (conn.mode() == Mode::Young && conn.reason() == Reason::Young) || rows == MAX_ROWS {

@@ -534,6 +534,7 @@ impl Set {
         if self.is_quick.load(Ordering::SeqCst) {
             let mut inner = lock(&self.inner);
             let since = std::mem::take(&mut inner.sleeps_since);
+            crate::totals::WAKE_UPS.add(u64::from(since != 0));
             if since != 0 {
                 inner.patience.waited(sys::now_ns() - since);
             }

@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use quipu_events::Kernel;
 
-/// Operations of each measurement.
-const OPERATIONS: u64 = 10_000_000;
-
 fn main() {
+    // Of each measurement. Few are enough to count instructions.
+    let operations: u64 =
+        std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(10_000_000);
     for pending in [16, 256, 4096, 65_536] {
         let mut kernel = Kernel::default();
         let mut state = 1u64;
@@ -19,12 +19,12 @@ fn main() {
         };
         (0..pending).for_each(|event| kernel.at(draw(), event));
         let begun = Instant::now();
-        for _ in 0..OPERATIONS {
+        for _ in 0..operations {
             if let Some(event) = kernel.next() {
                 kernel.after(draw(), black_box(event));
             }
         }
-        let rate = OPERATIONS as f64 / begun.elapsed().as_secs_f64() / 1e6;
+        let rate = operations as f64 / begun.elapsed().as_secs_f64() / 1e6;
         println!("{pending:>6} pending: {rate:.1} million events a second");
     }
 }

@@ -43,6 +43,7 @@ pub mod doctor;
 mod engine;
 mod error;
 mod exec;
+mod extended;
 mod fault_log;
 mod fork;
 mod handle_map;
@@ -86,6 +87,7 @@ pub use exec::{
     become_program, effective_user_and_group, gives_no_rights, has_capabilities, may_execute,
     may_gain_no_privileges, own_file,
 };
+pub use extended::{IwarpMode, switch_to_iwarp};
 pub use interrupts::Interrupts;
 pub use lock::{Guard, Lock};
 pub use qos::QosConfig;

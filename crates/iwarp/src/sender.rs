@@ -202,6 +202,21 @@ impl Sender {
         if !self.is_bare() {
             return None;
         }
+        self.frame_before_crc(msg, out, remaining)
+    }
+
+    /// As [`Sender::frame`], also with CRCs: the last four bytes, where the CRC belongs, are zero. The
+    /// caller who sends with CRCs writes it there: little-endian, of all bytes of the FPDU before it.
+    /// `None` as there, or if the peer wants markers.
+    pub fn frame_before_crc(
+        &mut self,
+        msg: &mut Message,
+        out: &mut [u8],
+        remaining: u32,
+    ) -> Option<Frame> {
+        if self.marker_phase.is_some() {
+            return None;
+        }
         let header = msg.header_len();
         let payload = self.payload_len(header, usize::from(u16::MAX), remaining as usize)?;
         let last = payload == remaining as usize;

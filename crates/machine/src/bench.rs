@@ -73,7 +73,7 @@ impl Bench {
     pub fn make_frame(&mut self, len: u32, to_machine: bool) -> u64 {
         let header = quipu_wire::tcp::Repr::default();
         let to = if to_machine { MACHINE as u16 } else { 1 };
-        frame_word(self.world.keep(Frame { to, conn: 0, header, len, number: 0 }))
+        frame_word(self.world.keep(Frame { to, conn: 0, header, len, cut: 0, number: 0 }))
     }
 
     /// Has a frame with `len` bytes of payload arrive at the NIC.

@@ -39,6 +39,8 @@ macro_rules! costs {
 costs! {
     /// From the interrupt to the driver's handler.
     IrqEntry = "irq_entry",
+    /// Looking whether a received packet goes on where the one before it ended (GRO).
+    Gro = "gro",
     /// From the handler back.
     IrqExit = "irq_exit",
     /// A run of the softirq.

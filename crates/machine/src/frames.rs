@@ -1,6 +1,6 @@
 //! Frames on the network: headers as the TCP made them, payload as a length.
 
-use quipu_wire::tcp::Repr;
+use quipu_wire::tcp::{Flags, Repr};
 
 /// Ethernet and IPv4 headers.
 pub(crate) const BELOW_TCP: u64 = 14 + 20;
@@ -21,6 +21,8 @@ pub(crate) struct Frame {
     pub(crate) header: Repr,
     /// Bytes of payload.
     pub(crate) len: u32,
+    /// Payload of each frame that the NIC cuts this one into; 0: it is not to be cut.
+    pub(crate) cut: u16,
     /// Its number in the run, from 1.
     pub(crate) number: u64,
 }
@@ -29,6 +31,26 @@ impl Frame {
     /// Bytes of all headers.
     pub(crate) fn header_len(&self) -> u64 {
         BELOW_TCP + self.header.header_len() as u64
+    }
+
+    /// The frames that a NIC makes of this one (TSO): sequence numbers go on, and PSH and FIN belong to the
+    /// last.
+    pub(crate) fn cuts(&self) -> Vec<Frame> {
+        let size = u32::from(self.cut);
+        if size == 0 || self.len <= size {
+            return vec![Frame { cut: 0, ..self.clone() }];
+        }
+        let last = (self.len - 1) / size;
+        let cut = |index: u32| {
+            let mut header = self.header;
+            header.seq.0 = header.seq.0.wrapping_add(index * size);
+            if index < last {
+                header.flags = Flags::ACK;
+            }
+            let len = size.min(self.len - index * size);
+            Frame { header, len, cut: 0, ..self.clone() }
+        };
+        (0..=last).map(cut).collect()
     }
 
     /// Bytes of the frame, checksum excluded.
@@ -58,6 +80,19 @@ impl Frames {
         (self.places.len() - 1) as FrameId
     }
 
+    /// Keeps a frame that had a number already; 0: it gets a new one.
+    pub(crate) fn put_back(&mut self, frame: Frame, number: u64) -> FrameId {
+        let made = self.made;
+        let id = self.insert(frame);
+        if number > 0 {
+            self.made = made;
+            if let Some(Some(frame)) = self.places.get_mut(id as usize) {
+                frame.number = number;
+            }
+        }
+        id
+    }
+
     /// A frame that is under way.
     pub(crate) fn get(&self, id: FrameId) -> Option<&Frame> {
         self.places.get(id as usize)?.as_ref()
@@ -73,17 +108,32 @@ impl Frames {
 
 #[cfg(test)]
 mod tests {
+    use quipu_wire::tcp::SeqNumber;
+
     use super::*;
 
     #[test]
     fn a_place_is_used_again_but_not_a_number() {
         let mut frames = Frames::default();
-        let frame = Frame { to: 1, conn: 0, header: Repr::default(), len: 1460, number: 0 };
+        let frame = Frame { to: 1, conn: 0, header: Repr::default(), len: 1460, cut: 0, number: 0 };
         let first = frames.insert(frame.clone());
         assert_eq!(frames.get(first).map(Frame::bytes), Some(1514));
         assert!(frames.remove(first).is_some() && frames.remove(first).is_none());
         let second = frames.insert(Frame { len: 0, ..frame });
         assert_eq!((first, frames.get(second).unwrap().number), (second, 2));
         assert_eq!(frames.get(second).map(Frame::bytes), Some(60));
+    }
+
+    #[test]
+    fn a_large_segment_is_cut_and_only_the_last_part_pushes() {
+        let flags = Flags::ACK | Flags::PSH;
+        let header = Repr { flags, seq: SeqNumber(u32::MAX), ..Repr::default() };
+        let frame = Frame { to: 1, conn: 0, header, len: 3000, cut: 1448, number: 0 };
+        let cuts = frame.cuts();
+        let lens: Vec<u32> = cuts.iter().map(|cut| cut.len).collect();
+        assert_eq!(lens, [1448, 1448, 104]);
+        assert_eq!(cuts[1].header.seq, SeqNumber(1447));
+        let pushes: Vec<bool> = cuts.iter().map(|cut| cut.header.flags.has(Flags::PSH)).collect();
+        assert_eq!(pushes, [false, false, true]);
     }
 }

@@ -171,7 +171,8 @@ impl Host {
     ) -> Self {
         let cores = if ideal { 1 } else { plan.cpu.cores as usize };
         let mut memory = if ideal { Memory::ideal(plan) } else { Memory::new(plan) };
-        let os = Os::new(plan, &mut memory.heap);
+        let mut os = Os::new(plan, &mut memory.heap);
+        os.offload &= !ideal;
         let path = if ideal { Path::Die { register: 0 } } else { Path::new(plan) };
         Self {
             cores: vec![Core::default(); cores],
@@ -366,17 +367,25 @@ impl World {
         }
     }
 
-    /// A NIC sends a frame; when its link is free again.
+    /// A NIC sends a frame, in parts if it is to be cut; when its link is free again.
     pub(crate) fn transmit(&mut self, host: u16, id: FrameId) -> u64 {
         let now = self.kernel.now();
-        let Some(frame) = self.frames.get(id) else { return now };
-        let (bytes, number) = (frame.bytes(), frame.number);
-        let traffic = &mut self.hosts[usize::from(host)].traffic;
-        traffic.tx_frames += 1;
-        traffic.tx_bytes += bytes;
-        let (sent, next) = self.network.send(now, usize::from(host), bytes);
-        self.tracer.span(number, "link", now, sent);
-        self.go(id, next);
+        let Some(frame) = self.frames.remove(id) else { return now };
+        let mut sent = now;
+        for part in frame.cuts() {
+            let bytes = part.bytes();
+            let traffic = &mut self.hosts[usize::from(host)].traffic;
+            traffic.tx_frames += 1;
+            traffic.tx_bytes += bytes;
+            // One that is not cut keeps its number.
+            let number = if frame.cut == 0 { frame.number } else { 0 };
+            let id = self.frames.put_back(part, number);
+            let (end, next) = self.network.send(now, usize::from(host), bytes);
+            let number = self.frames.get(id).map_or(0, |part| part.number);
+            self.tracer.span(number, "link", now, end);
+            self.go(id, next);
+            sent = end;
+        }
         sent
     }
 

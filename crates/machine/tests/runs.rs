@@ -119,3 +119,21 @@ fn a_run_that_does_not_end_is_stopped() {
     let plan = plan("sinic", &["run.max_events=1000"]);
     assert_eq!(run(&plan), Err(RunError::TooManyEvents(1000)));
 }
+
+#[test]
+fn segment_offload_carries_more_and_loses_nothing() {
+    for kind in ["stream", "maerts"] {
+        let kind = format!("workload.kind={kind}");
+        let rates = ["false", "true"].map(|on| {
+            let offload = format!("nic.segment_offload={on}");
+            let report = with("today", &[&kind, &offload]);
+            assert_eq!(report.lost, 0, "{kind} {on}");
+            report.goodput_gbps
+        });
+        assert!(rates[1] > 1.5 * rates[0], "{kind}: {rates:?}");
+    }
+    // What is lost is sent again, also if only a part of a large segment was lost.
+    let lossy = ["nic.segment_offload=true", "link.loss_ppm=100", "workload.kind=stream"];
+    let report = with("today", &lossy);
+    assert!(report.lost > 0 && report.retransmitted > 0 && report.goodput_gbps > 0.5, "{report:?}");
+}

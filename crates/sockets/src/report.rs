@@ -130,9 +130,87 @@ impl Row {
     }
 }
 
+/// What a process shows of all its connections, closed ones too, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Connections that are raised now.
+    pub raised: u64,
+    /// Connections that were ever raised.
+    pub raises: u64,
+    /// Raised connections that went back to the kernel for good.
+    pub lowers: u64,
+    /// Sleeps for something to receive that ended.
+    pub wake_ups: u64,
+    /// Octets sent through rings, and over TCP by connections that were raised.
+    pub sent: (u64, u64),
+    /// Octets received so.
+    pub received: (u64, u64),
+    /// How often octets were taken back from a ring.
+    pub withdrawals: u64,
+}
+
+/// The word that begins the line of [`Totals`], where rows have a descriptor.
+const TOTALS: &str = "totals";
+
+impl Totals {
+    /// One line of the file.
+    pub fn encode(&self) -> String {
+        format!(
+            "{TOTALS} {} {} {} {} {} {} {} {} {}\n",
+            self.raised,
+            self.raises,
+            self.lowers,
+            self.wake_ups,
+            self.sent.0,
+            self.sent.1,
+            self.received.0,
+            self.received.1,
+            self.withdrawals
+        )
+    }
+
+    /// Reads a line. None if it is not one.
+    pub fn decode(line: &str) -> Option<Self> {
+        let numbers = line.strip_prefix(TOTALS)?.split_ascii_whitespace();
+        let numbers: Vec<u64> = numbers.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let [raised, raises, lowers, wake_ups, octets @ .., withdrawals] = &numbers[..] else {
+            return None;
+        };
+        let [sent, tcp_sent, received, tcp_received] = *octets else { return None };
+        Some(Self {
+            raised: *raised,
+            raises: *raises,
+            lowers: *lowers,
+            wake_ups: *wake_ups,
+            sent: (sent, tcp_sent),
+            received: (received, tcp_received),
+            withdrawals: *withdrawals,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn totals_are_read_back_and_are_no_row() {
+        let totals = Totals {
+            raised: 1,
+            raises: 2,
+            lowers: 3,
+            wake_ups: 4,
+            sent: (5, 6),
+            received: (7, 8),
+            withdrawals: 9,
+        };
+        let line = totals.encode();
+        assert_eq!(Totals::decode(line.trim_end()), Some(totals));
+        assert_eq!(Row::decode(line.trim_end()), None);
+        for line in ["", "totals", "totals 1 2", "totals 1 2 3 4 5 6 7 8 x", "7 a b 1 2 3 4 5 6"] {
+            assert_eq!(Totals::decode(line), None, "{line}");
+        }
+    }
 
     #[test]
     fn a_row_is_read_back() {

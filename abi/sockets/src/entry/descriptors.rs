@@ -232,6 +232,9 @@ const KERNEL_ONLY: [(c_int, c_int); 17] = [
     (libc::IPPROTO_IP, libc::IP_TRANSPARENT),
 ];
 
+/// Level of the options of the extended sockets interface, which speaks on the kernel's connection itself.
+const SOL_IWARP: c_int = 0x4957;
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
@@ -240,7 +243,7 @@ unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if KERNEL_ONLY.contains(&(level, name)) {
+    if level == SOL_IWARP || KERNEL_ONLY.contains(&(level, name)) {
         life::plain_fd(fd, Reason::Feature);
     }
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)

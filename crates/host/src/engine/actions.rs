@@ -94,7 +94,7 @@ impl Core {
                             self.connect_stream(now, waiting);
                         }
                     }
-                    Reach::Pending => {}
+                    Reach::Pending => self.adapter.handle_nearby(conn),
                     Reach::Elsewhere => self.connect_stream(now, waiting),
                 }
             }

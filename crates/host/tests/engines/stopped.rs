@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::actor::{Actor, PART};
-use crate::common::{Node, PATIENCE, TIMEOUT, engine};
+use crate::common::{Node, PATIENCE, TIMEOUT, connect_with, engine};
 use crate::space::{inside, ip};
 use quipu_host::SameHost;
 use quipu_host::nic::{Completion, QpNum, SendOp, WcStatus};
@@ -63,7 +63,12 @@ impl Peer {
     }
 
     fn connect(&self) {
-        self.node.connect("127.0.0.2".parse::<std::net::IpAddr>().unwrap().into(), self.num);
+        self.connect_with(TIMEOUT);
+    }
+
+    fn connect_with(&self, timeout: u8) {
+        let gid = "127.0.0.2".parse::<std::net::IpAddr>().unwrap().into();
+        connect_with(&self.node.engine, self.node.qp, gid, self.num, timeout);
     }
 
     fn signal(&self, signal: i32) {
@@ -121,7 +126,8 @@ fn outlived(part: &str, connected: bool, len: u32) {
     }
     peer.stop();
     if !connected {
-        peer.connect();
+        // A peer that cannot be reached is given up after 134 ms.
+        peer.connect_with(10);
     }
     peer.request(10, len);
     let early = peer.completions(STOPPED);

@@ -11,9 +11,10 @@ use std::collections::VecDeque;
 
 use crate::costs::Cost;
 use crate::cpu::Cpu;
+use crate::frames::Frame;
 use crate::ledger::Category;
 use crate::memory::{Heap, Slab};
-use crate::nic::Packet;
+use crate::nic::{Packet, Received};
 use crate::plan::Plan;
 use crate::world::World;
 
@@ -25,6 +26,8 @@ pub(crate) use transmit::output;
 const BUFFER_USED: u64 = 128;
 /// Bytes of a connection's control block that are used with each segment.
 const CONTROL_USED: u64 = 320;
+/// Most payload of segments that are joined.
+const MOST_JOINED: u64 = 64_000;
 /// Bytes of a connection's control block.
 const CONTROL_SIZE: u64 = 1024;
 
@@ -44,6 +47,10 @@ pub(crate) struct Os {
     limbo: VecDeque<u64>,
     /// Packets that were dropped because the queue was full.
     pub(crate) queue_dropped: u64,
+    /// Segments are joined above the NIC, and cut in it.
+    pub(crate) offload: bool,
+    /// Received segments that follow each other.
+    joined: Vec<(Received, Frame)>,
 }
 
 impl Os {
@@ -61,6 +68,8 @@ impl Os {
             rounds: plan.os.rounds,
             limbo: VecDeque::new(),
             queue_dropped: 0,
+            offload: plan.nic.segment_offload,
+            joined: Vec::new(),
         }
     }
 
@@ -135,6 +144,7 @@ pub(crate) async fn service(cpu: &Cpu) {
             if driver.poll(cpu, budget).await {
                 raise_softirq(cpu);
             }
+            receive::flush(cpu).await;
             transmit::run_queue(cpu).await;
         }
     }

@@ -1,9 +1,10 @@
 //! A received packet's way to its socket.
 
 use quipu_inet::tcp::{Event, Opening};
+use quipu_wire::tcp::Flags;
 
-use super::socket::{RxBuffer, free_acked, skip, touch_control};
-use super::{Socket, free_buffer, output, wake};
+use super::socket::{RxBuffer, free_acked, look, skip, touch_control};
+use super::{MOST_JOINED, Socket, free_buffer, output, wake};
 use crate::costs::Cost;
 use crate::cpu::Cpu;
 use crate::frames::Frame;
@@ -11,7 +12,7 @@ use crate::ledger::Category;
 use crate::nic::Received;
 
 /// What stands for the bytes of a payload: the stack looks at their number only.
-static PAYLOAD: [u8; 9216] = [0; 9216];
+static PAYLOAD: [u8; 1 << 16] = [0; 1 << 16];
 
 /// What TCP made of a segment.
 struct Outcome {
@@ -23,30 +24,103 @@ struct Outcome {
     contiguous: u64,
 }
 
-/// Hands a packet from the driver to the stack.
+impl Outcome {
+    /// What was placed of the payload from `from` to `to`; none if nothing was.
+    fn part(&self, from: u64, to: u64) -> Option<Self> {
+        let begin = from.max(self.trimmed);
+        let end = to.min(self.trimmed + self.len);
+        (begin < end || from == to && self.len == 0).then(|| Self {
+            placed: true,
+            offset: self.offset + begin - self.trimmed,
+            trimmed: begin - from,
+            len: end.saturating_sub(begin),
+            contiguous: self.contiguous,
+        })
+    }
+}
+
+/// Hands a packet from the driver to the stack, or joins it to those that it follows.
 pub(crate) async fn deliver(cpu: &Cpu, received: Received) {
     let Some(frame) = cpu.world().frames.remove(received.frame) else {
         return free_buffer(cpu, received.buffer, received.data);
     };
-    let begun = cpu.now();
-    let cost = if frame.len > 0 { Cost::TcpRxData } else { Cost::TcpRxAck };
-    cpu.charge(Category::Stack, Cost::IpRx);
+    if !cpu.host().os.offload {
+        return process(cpu, vec![(received, frame)]).await;
+    }
+    cpu.charge(Category::Stack, Cost::Gro);
     cpu.touch(Category::Stack, received.data, frame.header_len(), false);
+    let follows = {
+        let host = cpu.host();
+        let len: u64 = host.os.joined.iter().map(|(_, frame)| u64::from(frame.len)).sum();
+        let fits = len + u64::from(frame.len) <= MOST_JOINED;
+        fits && host.os.joined.last().is_some_and(|(_, last)| goes_on(last, &frame))
+    };
+    if !follows {
+        flush(cpu).await;
+    }
+    let ends = frame.len == 0 || frame.header.flags != Flags::ACK;
+    cpu.host().os.joined.push((received, frame));
+    if ends {
+        flush(cpu).await;
+    }
+}
+
+/// Whether a segment begins where another ended, and says nothing else that is new.
+fn goes_on(last: &Frame, next: &Frame) -> bool {
+    last.conn == next.conn
+        && next.len > 0
+        && last.header.seq.0.wrapping_add(last.len) == next.header.seq.0
+        && last.header.ack == next.header.ack
+        && last.header.options == next.header.options
+}
+
+/// Hands the segments that were joined to the stack.
+pub(super) async fn flush(cpu: &Cpu) {
+    let joined = std::mem::take(&mut cpu.host().os.joined);
+    if !joined.is_empty() {
+        process(cpu, joined).await;
+    }
+}
+
+/// Lets the stack take a packet, or several that follow each other as one.
+async fn process(cpu: &Cpu, parts: Vec<(Received, Frame)>) {
+    let Some(mut whole) = parts.first().map(|(_, frame)| frame.clone()) else { return };
+    whole.len = parts.iter().map(|(_, frame)| frame.len).sum();
+    if let Some((_, last)) = parts.last() {
+        whole.header.flags = last.header.flags;
+    }
+    let begun = cpu.now();
+    let cost = if whole.len > 0 { Cost::TcpRxData } else { Cost::TcpRxAck };
+    cpu.charge(Category::Stack, Cost::IpRx);
+    if let Some((received, frame)) = parts.first() {
+        cpu.touch(Category::Stack, received.data, frame.header_len(), false);
+    }
     cpu.charge(Category::Stack, cost);
-    let Some(index) = socket_of(cpu, &frame) else {
-        return free_buffer(cpu, received.buffer, received.data);
+    let Some(index) = socket_of(cpu, &whole) else {
+        return parts.iter().for_each(|(it, _)| free_buffer(cpu, it.buffer, it.data));
     };
     let control = cpu.host().os.sockets[index as usize].control;
     touch_control(cpu, control);
     let now = cpu.now();
-    let outcome = handle(cpu, index, &frame, now);
+    let outcome = handle(cpu, index, &whole, now).filter(|outcome| outcome.placed);
     handle_events(cpu, index);
-    match outcome {
-        Some(outcome) if outcome.placed => enqueue(cpu, index, &frame, &received, &outcome),
-        _ => discard(cpu, &received).await,
+    let mut at = 0;
+    for (received, frame) in &parts {
+        let end = at + u64::from(frame.len);
+        match outcome.as_ref().and_then(|outcome| outcome.part(at, end)) {
+            Some(part) => enqueue(cpu, index, frame, received, &part),
+            None => discard(cpu, received).await,
+        }
+        at = end;
+        let now = cpu.now();
+        cpu.world().tracer.span(frame.number, "stack", begun, now);
     }
-    let end = cpu.now();
-    cpu.world().tracer.span(frame.number, "stack", begun, end);
+    // Only now does the socket have what TCP has.
+    look(cpu, index, |socket| {
+        if socket.untold >= 2 {
+            socket.tell_room();
+        }
+    });
     output(cpu, index).await;
 }
 
@@ -152,9 +226,6 @@ fn enqueue(cpu: &Cpu, index: u32, frame: &Frame, received: &Received, outcome: &
         }
         debug_assert!(socket.received() <= outcome.contiguous);
         socket.untold += 1;
-        if socket.untold >= 2 {
-            socket.tell_room();
-        }
         (socket.readable > 0).then_some(socket.core)
     };
     if let Some(core) = core {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use quipu_inet::tcp::{Config, Connection, Flow, Listener, Secret};
 
-use super::{BUFFER_USED, CONTROL_SIZE, CONTROL_USED, free_buffer, output, service, wait};
+use super::{
+    BUFFER_USED, CONTROL_SIZE, CONTROL_USED, MOST_JOINED, free_buffer, output, service, wait,
+};
 use crate::costs::Cost;
 use crate::cpu::Cpu;
 use crate::frames::BELOW_TCP;
@@ -202,7 +204,7 @@ fn socket(world: &World, cpu: &Cpu, index: u32) -> Option<usize> {
 }
 
 /// Looks at a socket of this host.
-fn look<T>(cpu: &Cpu, index: u32, with: impl FnOnce(&mut Socket) -> T) -> Option<T> {
+pub(super) fn look<T>(cpu: &Cpu, index: u32, with: impl FnOnce(&mut Socket) -> T) -> Option<T> {
     let mut host = cpu.host();
     host.os.sockets.get_mut(index as usize).map(with)
 }
@@ -333,7 +335,11 @@ pub(crate) async fn send(cpu: &Cpu, index: u32, from: u64, len: u64) {
             socket.tcp.as_mut().map(|tcp| tcp.send(size, false))
         });
         done += size;
-        output(cpu, index).await;
+        // What the NIC can cut goes out when it is large, or at the end.
+        let gathers = cpu.host().os.offload && done < len && done % MOST_JOINED >= mss;
+        if !gathers {
+            output(cpu, index).await;
+        }
         service(cpu).await;
     }
     if cpu.id.host == MACHINE as u16 {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::MOST_JOINED;
 use super::socket::{Socket, touch_control};
 use crate::costs::Cost;
 use crate::cpu::Cpu;
@@ -16,11 +17,12 @@ pub(crate) async fn output(cpu: &Cpu, index: u32) {
         let now = cpu.now();
         let segment = {
             let mut host = cpu.host();
+            let most = if host.os.offload { MOST_JOINED } else { 0 };
             let socket = host.os.sockets.get_mut(index as usize);
             let tcp = socket.and_then(|socket| socket.tcp.as_mut());
-            tcp.and_then(|tcp| tcp.poll_transmit(now / 1000))
+            tcp.and_then(|tcp| tcp.poll_transmit_joined(now / 1000, most))
         };
-        let Some(segment) = segment else { break };
+        let Some((segment, cut)) = segment else { break };
         let len = segment.payload.end - segment.payload.start;
         let cost = if len > 0 { Cost::TcpTxData } else { Cost::TcpTxAck };
         cpu.charge(Category::Stack, cost);
@@ -32,6 +34,7 @@ pub(crate) async fn output(cpu: &Cpu, index: u32) {
                 conn: socket.conn,
                 header: segment.header,
                 len: len as u32,
+                cut: cut.unwrap_or(0),
                 number: 0,
             };
             (frame, pieces(socket, &segment.payload), socket.control)

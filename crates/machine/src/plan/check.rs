@@ -132,6 +132,13 @@ impl Plan {
         need(nic.virtual_count == 1 || several, "nic.virtual_count", || {
             format!("{} register banks: only a vsinic has more than 1", nic.virtual_count)
         })?;
+        let offload = nic.segment_offload;
+        need(!offload || nic.kind == NicKind::Descriptor, "nic.segment_offload", || {
+            "only a descriptor NIC cuts segments".into()
+        })?;
+        need(!offload || nic.tx_fifo.0 >= 128 << 10, "nic.tx_fifo", || {
+            format!("{}: with nic.segment_offload at least 128KB", nic.tx_fifo)
+        })?;
         let on_die = matches!(nic.attach, Attach::Memory | Attach::Cache);
         let needs_die = matches!(nic.kind, NicKind::Sinic | NicKind::Vsinic);
         need(on_die || !needs_die, "nic.attach", || {

@@ -244,6 +244,8 @@ pub struct NicPlan {
     pub rx_low: Bytes,
     /// The firmware computes checksums (LANai).
     pub firmware_checksum: bool,
+    /// The NIC cuts large segments (TSO), and the kernel joins received ones (GRO) (descriptor NIC).
+    pub segment_offload: bool,
 }
 
 /// How much of a link a frame takes.
@@ -497,6 +499,7 @@ impl Default for NicPlan {
             completion: Completion::Memory,
             msi: false,
             firmware_checksum: false,
+            segment_offload: false,
             virtual_count: 1,
             zero_copy: false,
             zero_copy_size: 64,

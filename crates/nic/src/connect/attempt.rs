@@ -1,7 +1,7 @@
 //! Attempts to connect: reaching out to the peer, waiting for its reply, trying again.
 
 use super::{Phase, peer_of};
-use crate::adapter::Hub;
+use crate::adapter::{Adapter, Hub};
 use crate::event::Action;
 use crate::fate::Cut;
 use crate::probe::Probe;
@@ -29,13 +29,25 @@ pub(super) fn reach_out<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
+impl<P: Probe> Adapter<P> {
+    /// The peer that `Connect` asked for is on this host, and has not answered yet: its process may be
+    /// stopped. An answer is still due.
+    pub fn handle_nearby(&mut self, conn: ConnId) {
+        if let Some(state) = self.hub.conns.get_mut(conn) {
+            state.nearby = true;
+        }
+    }
+}
+
 /// Whether the peer's host has taken a request that the peer has not answered. If the peer's process is
 /// stopped, it answers once it goes on. If it is not, it refuses after a second at the latest.
 pub(super) fn is_reached<P>(qp: &Qp, hub: &Hub<P>) -> bool {
     let Path::Pending(conn) = qp.path else { return false };
-    hub.conns
-        .get(conn)
-        .is_some_and(|conn| matches!(conn.phase, Phase::Initiating(_) | Phase::Asking { .. }))
+    hub.conns.get(conn).is_some_and(|conn| match conn.phase {
+        Phase::Reaching => conn.nearby,
+        Phase::Initiating(_) | Phase::Asking { .. } => true,
+        _ => false,
+    })
 }
 
 /// An attempt to connect came to nothing. Requests fail if their time has passed meanwhile; otherwise the

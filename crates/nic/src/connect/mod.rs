@@ -51,6 +51,8 @@ pub(crate) struct Conn {
     alarm: Option<Time>,
     /// Whether it counts among the half open ones.
     half_open: bool,
+    /// Whether the peer is on this host, where its end is noticed.
+    nearby: bool,
 }
 
 /// How far a connection is.
@@ -255,7 +257,7 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 impl<P> Hub<P> {
     /// A new connection, if there is room.
     pub(crate) fn new_conn(&mut self, qp: Option<QpId>, phase: Phase) -> Option<ConnId> {
-        self.conns.insert(Conn { qp, phase, alarm: None, half_open: false })
+        self.conns.insert(Conn { qp, phase, alarm: None, half_open: false, nearby: false })
     }
 
     /// Sets the alarm for a connection that takes too long to be made.

@@ -100,6 +100,33 @@ fn a_stopped_peer_that_goes_fails_what_waits_for_it() {
     }
 }
 
+/// The world below has found the peer on this host, and tries to agree with it on shared memory.
+#[test]
+fn requests_wait_for_a_peer_of_this_host_that_does_not_answer() {
+    for nearby in [true, false] {
+        let mut pair = Pair::new(Way::Link);
+        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+        pair.to_rtr(0, qps, &|_| {});
+        pair.to_rts(0, qps[0], &|_| {});
+        let adapter = &mut pair.hosts[0].adapter;
+        let Some(Action::Connect { conn, .. }) = adapter.poll_action() else {
+            panic!("no attempt")
+        };
+        if nearby {
+            adapter.handle_nearby(conn);
+        }
+        pair.send(0, qps[0], 1, SendOp::Send, &[]);
+        pair.later(2 * RETRY_TIME);
+        let failed = [(1, RetryExcErr)];
+        assert_eq!(pair.polled(0), failed[..usize::from(!nearby)]);
+        if nearby {
+            let now = pair.now;
+            pair.hosts[0].adapter.handle_lost(now, conn, Loss::Refused);
+            assert_eq!(pair.polled(0), failed);
+        }
+    }
+}
+
 /// A host that falls silent while the connection starts up is noticed as early as it was reached late.
 #[test]
 fn the_silence_of_a_peer_that_has_not_replied_is_limited() {

@@ -3,6 +3,7 @@
 
 mod qpip;
 mod sinic;
+mod sockets;
 mod via;
 
 use anyhow::{Result, bail};
@@ -26,10 +27,12 @@ pub struct Entry {
 pub fn papers() -> Result<Vec<Entry>> {
     let qpip = embedded("qpip", include_str!("../../papers/qpip.toml"))?;
     let sinic = embedded("sinic", include_str!("../../papers/sinic.toml"))?;
+    let sockets = embedded("sockets", include_str!("../../papers/sockets.toml"))?;
     let via = embedded("via", include_str!("../../papers/via.toml"))?;
     Ok(vec![
         Entry { paper: qpip, experiment: || Box::<qpip::Qpip>::default() },
         Entry { paper: sinic, experiment: || Box::<sinic::Sinic>::default() },
+        Entry { paper: sockets, experiment: || Box::<sockets::Sockets>::default() },
         Entry { paper: via, experiment: || Box::<via::Via>::default() },
     ])
 }

@@ -25,6 +25,9 @@ const PRELOADED: [&str; 3] = ["libibverbs.so.1", "librdmacm.so.1", "libquipu_shi
 /// The library of `quipu sockets`, which needs none of the others.
 pub(crate) const SOCKETS: &str = "libquipu_sockets_preload.so";
 
+/// The library of the extended sockets interface.
+pub(crate) const IWSOCK: &str = "libiwsock.so.1";
+
 /// The library of `quipu sockets --sdp`, which needs none of the others either.
 pub(crate) const SDP: &str = "libquipu_sdp_preload.so";
 

@@ -3,15 +3,19 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use quipu_sdp::rules::Rules;
-use quipu_sockets::report::{self, Reason, Row};
+use quipu_sockets::report::Reason;
 
 use super::failure::Failure;
 use super::{elf, libraries, run, variables};
+
+mod measure;
+mod processes;
+
+pub(super) use self::processes::{Process, processes};
 
 /// What to run, or to show.
 #[derive(clap::Args)]
@@ -20,6 +24,16 @@ pub(crate) struct Options {
     /// Show the connections of your programs: those through shared memory, and why others are not.
     #[arg(long, conflicts_with = "program")]
     report: bool,
+    /// Measure what the library of the extended sockets interface costs a program that does not use it, and
+    /// iWARP on a socket next to plain TCP. Prints JSON.
+    #[arg(long, conflicts_with_all = ["program", "report"])]
+    measure: bool,
+    /// With --measure: take fewer samples.
+    #[arg(long, requires = "measure")]
+    quick: bool,
+    /// One process of a measurement.
+    #[arg(long, hide = true, value_name = "WAY", conflicts_with_all = ["program", "report", "measure"])]
+    measure_end: Option<String>,
     /// Carry sockets over SDP instead: those of programs that ask for it (address family 27), and those that
     /// a rule in FILE names, in the grammar of libsdp.conf. FILE may also be in LIBSDP_CONFIG_FILE.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
@@ -27,7 +41,7 @@ pub(crate) struct Options {
     sdp: Option<Option<PathBuf>>,
     /// The program and its arguments.
     #[arg(
-        required_unless_present = "report",
+        required_unless_present_any = ["report", "measure", "measure_end"],
         trailing_var_arg = true,
         allow_hyphen_values = true,
         value_name = "PROGRAM"
@@ -63,6 +77,12 @@ Environment variables:
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if options.report {
         return show();
+    }
+    if options.measure {
+        return measure::run(options.quick);
+    }
+    if let Some(way) = &options.measure_end {
+        return measure::end(way);
     }
     let (name, args) = options.program.split_first().expect("clap requires a program");
     let file = run::find(name)?;
@@ -138,27 +158,13 @@ fn preload_of(name: &str) -> Result<OsString, Failure> {
 
 /// Prints what the processes of this user show.
 fn show() -> Result<ExitCode, Failure> {
-    let user = fs::metadata("/proc/self").map(|data| data.uid()).unwrap_or_default();
-    let folder = PathBuf::from(report::folder(user));
-    let mut processes: Vec<(u32, Vec<Row>)> = Vec::new();
-    for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(process) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        if !Path::new("/proc").join(&name).exists() {
-            // Its process was killed.
-            let _ = fs::remove_file(entry.path());
-            continue;
-        }
-        let text = fs::read_to_string(entry.path()).unwrap_or_default();
-        processes.push((process, text.lines().filter_map(Row::decode).collect()));
-    }
-    processes.sort_by_key(|(process, _)| *process);
-    if processes.iter().all(|(_, rows)| rows.is_empty()) {
+    let processes = processes();
+    if processes.iter().all(|process| process.rows.is_empty()) {
         println!("none of your programs has opened a connection yet");
         return Ok(ExitCode::SUCCESS);
     }
-    for (process, rows) in &processes {
-        for line in lines(*process, rows) {
+    for process in &processes {
+        for line in lines(process) {
             println!("{line}");
         }
     }
@@ -166,14 +172,25 @@ fn show() -> Result<ExitCode, Failure> {
 }
 
 /// The part of the report that is about one process.
-fn lines(process: u32, rows: &[Row]) -> Vec<String> {
-    let program = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+fn lines(process: &Process) -> Vec<String> {
+    let Process { number, program, totals, rows } = process;
     let raised = rows.iter().filter(|row| row.reason == Reason::None).count();
-    let mut lines = vec![format!(
-        "{process} {}: {raised} of {} connections raised",
-        program.trim_end(),
-        rows.len()
-    )];
+    let mut lines =
+        vec![format!("{number} {program}: {raised} of {} connections raised", rows.len())];
+    if let Some(totals) = totals {
+        lines.push(format!(
+            "  in all: {} raised, {} lowered; sent {} by memory, {} by TCP; received {} by memory, {} by \
+             TCP; {} withdrawals, {} wake-ups",
+            totals.raises,
+            totals.lowers,
+            totals.sent.0,
+            totals.sent.1,
+            totals.received.0,
+            totals.received.1,
+            totals.withdrawals,
+            totals.wake_ups
+        ));
+    }
     lines.extend(rows.iter().map(|row| {
         let (local, remote) = &row.addresses;
         format!(
@@ -193,6 +210,8 @@ fn lines(process: u32, rows: &[Row]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use quipu_sockets::report::{Row, Totals};
+
     use super::*;
 
     #[test]
@@ -206,9 +225,17 @@ mod tests {
             withdrawals: 0,
         };
         let raised = Row { reason: Reason::None, ..row.clone() };
-        let lines = lines(std::process::id(), &[row, raised]);
-        assert!(lines[0].ends_with("1 of 2 connections raised"), "{}", lines[0]);
-        assert!(lines[1].contains("the other end does not run Quipu"), "{}", lines[1]);
-        assert!(lines[2].contains("raised;"), "{}", lines[2]);
+        let totals = Totals { raises: 3, wake_ups: 9, ..Totals::default() };
+        let process = Process {
+            number: 7,
+            program: "redis-server".into(),
+            totals: Some(totals),
+            rows: vec![row, raised],
+        };
+        let lines = lines(&process);
+        assert_eq!(lines[0], "7 redis-server: 1 of 2 connections raised");
+        assert!(lines[1].starts_with("  in all: 3 raised, 0 lowered;"), "{}", lines[1]);
+        assert!(lines[2].contains("the other end does not run Quipu"), "{}", lines[2]);
+        assert!(lines[3].contains("raised;"), "{}", lines[3]);
     }
 }

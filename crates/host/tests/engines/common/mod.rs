@@ -155,7 +155,8 @@ pub fn connect(engine: &Engine, qp: QpId, gid: Gid, num: QpNum) {
     connect_with(engine, qp, gid, num, TIMEOUT);
 }
 
-fn connect_with(engine: &Engine, qp: QpId, gid: Gid, num: QpNum, timeout: u8) {
+/// The same with another timeout of requests.
+pub fn connect_with(engine: &Engine, qp: QpId, gid: Gid, num: QpNum, timeout: u8) {
     let mut attr = QpAttr {
         state: QpState::Init,
         port_num: 1,

@@ -11,8 +11,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quipu_host::counters::observe::{CONTENT_TYPE, prometheus};
-use quipu_host::counters::samples;
+use quipu_host::counters::observe::CONTENT_TYPE;
 
 use super::super::failure::Failure;
 
@@ -33,7 +32,7 @@ pub(super) fn serve(address: SocketAddr) -> Result<Infallible, Failure> {
     let listener = TcpListener::bind(address).map_err(refuse)?;
     let address = listener.local_addr().map_err(refuse)?;
     println!("http://{address}/metrics");
-    receive(&listener, || prometheus(&samples()))
+    receive(&listener, super::page)
 }
 
 /// Shows the page to everybody who comes.

@@ -3,6 +3,7 @@
 mod listen;
 mod model;
 mod screen;
+mod sockets;
 
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 
 use self::model::Model;
 use super::failure::Failure;
+use super::sockets::processes;
 
 /// How long a signal may take to end it.
 const LATENCY: Duration = Duration::from_millis(100);
@@ -50,13 +52,13 @@ Examples:
   quipu top --json | jq '.[].queue_pairs'
   quipu top --listen 127.0.0.1:9400         for Prometheus
 
-An engine is a process that has opened a device. The command shows only your own engines on this
-machine (or in this container). Keys: q quits; up and down scroll through long lists.";
+An engine is a process that has opened a device. Processes under `quipu sockets` are in a table of
+their own. The command shows only your own processes on this machine (or in this container). Keys: q quits; up and down scroll through long lists.";
 
 /// Shows it.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if options.prometheus {
-        print!("{}", prometheus(&samples()));
+        print!("{}", page());
     } else if options.json {
         println!("{}", model::json(&samples()));
     } else if options.once {
@@ -71,14 +73,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Everything, for Prometheus.
+fn page() -> String {
+    prometheus(&samples()) + &sockets::page(&processes())
+}
+
 /// What happens within an interval; at once if there is nobody.
 fn once(interval: Duration) -> Model {
     let (before, looked) = (samples(), epoch_ns());
     if before.is_empty() {
-        return Model::new(before, &[], looked);
+        return Model::new(before, &[], looked).with_sockets(&processes());
     }
     std::thread::sleep(interval);
-    Model::new(samples(), &before, looked)
+    Model::new(samples(), &before, looked).with_sockets(&processes())
 }
 
 /// Fills the terminal until the user has seen enough, or a signal ends it. The terminal is then as it was.
@@ -97,7 +104,8 @@ fn show(
     interval: Duration,
     interrupts: &Interrupts,
 ) -> io::Result<ExitCode> {
-    let (mut model, mut looked) = (Model::new(samples(), &[], 0), epoch_ns());
+    let first = Model::new(samples(), &[], 0).with_sockets(&processes());
+    let (mut model, mut looked) = (first, epoch_ns());
     let (mut next, mut scroll) = (Instant::now() + interval, 0);
     loop {
         let mut end = 0;
@@ -113,7 +121,7 @@ fn show(
             }
         }
         if Instant::now() >= next {
-            model = Model::new(samples(), &model.samples, looked);
+            model = Model::new(samples(), &model.samples, looked).with_sockets(&processes());
             (next, looked) = (Instant::now() + interval, epoch_ns());
             continue;
         }

@@ -9,6 +9,9 @@ use quipu_host::counters::observe::{
 };
 use serde_json::{Map, Value, json};
 
+use super::super::sockets::Process;
+use super::sockets;
+
 /// Rows for a table.
 pub(super) struct Model {
     /// What they were made of.
@@ -17,6 +20,8 @@ pub(super) struct Model {
     pub(super) engines: Vec<Row>,
     /// One for each queue pair, the busiest first.
     pub(super) queue_pairs: Vec<Row>,
+    /// One for each process whose sockets go through memory.
+    pub(super) sockets: Vec<Row>,
 }
 
 /// The headings of engines.
@@ -34,6 +39,13 @@ pub(super) struct Row {
     pub(super) alarming: bool,
     /// By which rows are sorted.
     weight: f64,
+}
+
+impl Row {
+    /// A row that needs no attention and keeps its place.
+    pub(super) fn calm(cells: Vec<String>) -> Self {
+        Self { cells, alarming: false, weight: 0.0 }
+    }
 }
 
 /// What moved, each second or since the beginning.
@@ -100,7 +112,12 @@ impl Model {
         let by_weight = |a: &Row, b: &Row| b.weight.total_cmp(&a.weight);
         engines.sort_by(by_weight);
         queue_pairs.sort_by(by_weight);
-        Self { samples, engines, queue_pairs }
+        Self { samples, engines, queue_pairs, sockets: Vec::new() }
+    }
+
+    /// With the processes whose sockets go through memory.
+    pub(super) fn with_sockets(self, processes: &[Process]) -> Self {
+        Self { sockets: sockets::rows(processes), ..self }
     }
 
     /// As plain text.
@@ -109,6 +126,10 @@ impl Model {
         if !self.queue_pairs.is_empty() {
             out.push('\n');
             out.push_str(&table(&QP_COLUMNS, &self.queue_pairs));
+        }
+        if !self.sockets.is_empty() {
+            out.push('\n');
+            out.push_str(&table(&sockets::COLUMNS, &self.sockets));
         }
         out
     }
@@ -158,7 +179,7 @@ fn queue_pair(sample: &Sample, qp: &QueuePair, old: &QueuePair, seconds: f64) ->
 }
 
 /// A number with a decimal prefix.
-fn short(number: f64) -> String {
+pub(super) fn short(number: f64) -> String {
     let mut number = number;
     for prefix in ["", "k", "M", "G", "T"] {
         if number < 1000.0 || prefix == "T" {

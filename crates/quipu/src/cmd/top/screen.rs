@@ -9,6 +9,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Row as TableRow, Table};
 
 use super::model::{ENGINE_COLUMNS, Model, QP_COLUMNS, Row, widths};
+use super::sockets;
 
 /// Lines around the rows of a table: its frame and its headings.
 const AROUND: usize = 3;
@@ -25,9 +26,14 @@ const SHORTEST: usize = 8;
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, scroll: usize) -> usize {
     let height = usize::from(frame.area().height);
     let engines = (model.engines.len().max(1) + AROUND).min(height / 2);
+    let sockets = match model.sockets.len() {
+        0 => 0,
+        count => (count + AROUND).min(height / 4),
+    };
     let areas = Layout::vertical([
         Constraint::Length(engines as u16),
         Constraint::Min(0),
+        Constraint::Length(sockets as u16),
         Constraint::Length(1),
     ])
     .split(frame.area());
@@ -50,7 +56,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, scroll: usize) -> usize
     let title = format!(" {count} queue pairs{} ", shown(count, begins[1], ends[1]));
     let queue_pairs = table(title, &QP_COLUMNS, &model.queue_pairs, begins[1], room);
     frame.render_widget(queue_pairs, areas[1]);
-    frame.render_widget(Line::raw(" q quit   up/down scroll").style(Modifier::DIM), areas[2]);
+    if sockets > 0 {
+        let title = format!(" {} processes with sockets through memory ", model.sockets.len());
+        let sockets = table(title, &sockets::COLUMNS, &model.sockets, 0, room);
+        frame.render_widget(sockets, areas[2]);
+    }
+    frame.render_widget(Line::raw(" q quit   up/down scroll").style(Modifier::DIM), areas[3]);
     ends.iter().sum()
 }
 

@@ -5,6 +5,7 @@
 //! has its disk in memory. The client's programs are pinned to processor 0. Its processor time is what
 //! `/proc/stat` has for processor 0, without what an idle machine takes.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::process::ExitCode;
@@ -115,7 +116,7 @@ pub(super) fn measure(rounds: u32, size: u64, table: &mut Table) -> Result<(), F
             "processor 0 was {share:.0} % busy with something else at the beginning"
         ));
     }
-    let place = Place { folder, far, size, idle };
+    let place = Place { folder, far, size, idle, turns: Cell::new(0) };
     for _ in 0..rounds {
         for contender in &CONTENDERS {
             if let Err(error) = place.turn(contender, false, contender.name, table) {
@@ -162,6 +163,17 @@ fn busy() -> io::Result<f64> {
     Ok((all - idle) / TICKS)
 }
 
+/// Unmounts as soon as the loop device has let go of it, which it does some time after its own end.
+fn unmount(folder: &str) -> io::Result<()> {
+    for _ in 0..50 {
+        if run(&["umount", folder]).is_ok() {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    run(&["umount", "--lazy", folder]).map(|_| ())
+}
+
 struct Place {
     folder: Folder,
     /// The process in the server's network.
@@ -169,6 +181,8 @@ struct Place {
     size: u64,
     /// Share of processor 0 that is busy without this.
     idle: f64,
+    /// How many turns there were.
+    turns: Cell<u32>,
 }
 
 impl Place {
@@ -186,7 +200,9 @@ impl Place {
         let mut line: Vec<&str> = if contender.remote { enter.to_vec() } else { Vec::new() };
         line.extend(pinned.iter().chain(contender.serve));
         let (_server, _) = start(command(&line))?;
-        let at = self.folder.path("disk");
+        // A folder of its own: the mount of an earlier turn may still be ending.
+        let at = self.folder.path(&format!("disk-{}", self.turns.get()));
+        self.turns.set(self.turns.get() + 1);
         fs::create_dir_all(&at)?;
         let file = format!("{at}/nbd");
         let _client = if nbdfuse {
@@ -197,7 +213,7 @@ impl Place {
             start(command(&line))?.0
         };
         let outcome = self.file_system(&file, name, table);
-        let _ = run(&["umount", &at]);
+        unmount(&at)?;
         outcome
     }
 
@@ -210,7 +226,7 @@ impl Place {
         let outcome = fs::File::create(&file)
             .and_then(|disk| disk.set_len(self.size + self.size / 16 + MARGIN))
             .and_then(|()| self.file_system(&file, LOCAL, table));
-        run(&["umount", &at])?;
+        unmount(&at)?;
         outcome
     }
 

@@ -31,7 +31,8 @@ pub(super) fn command(line: &[&str]) -> Command {
 pub(super) fn start(mut command: Command) -> io::Result<(Running, String)> {
     let mut running = Running(command.stdout(Stdio::piped()).spawn()?);
     let mut line = String::new();
-    let output = running.0.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    // The pipe stays open: the program may print more.
+    let output = running.0.stdout.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
     BufReader::new(output).read_line(&mut line)?;
     if line.is_empty() {
         return Err(io::Error::other(format!("{command:?} ended")));
