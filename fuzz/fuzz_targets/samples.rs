@@ -6,7 +6,7 @@ mod shares;
 
 use libfuzzer_sys::fuzz_target;
 use quipu_iwarp::wire::mpa::crc32c;
-use quipu_observe::{ENGINE, MAX_BYTES, QueuePair, REASONS, STATUSES, Sample, WORK};
+use quipu_observe::{ENGINE, LANE, LANES, MAX_BYTES, QueuePair, REASONS, STATUSES, Sample, WORK};
 use shares::Shares;
 
 static SHARES: Shares<2> = Shares::new(["a sample", "queue pairs"]);
@@ -38,6 +38,7 @@ fn whole(how: u8, text: &[u8]) -> Vec<u8> {
         drops: [2; REASONS],
         statuses: [3; STATUSES.len()],
         work: [4; WORK],
+        lanes: [[5; LANE]; LANES],
         queue_pairs: vec![pair; usize::from(how % 4)],
         omitted: 0,
     };
