@@ -20,7 +20,7 @@
 //! | `ready` | the pair of UNIX sockets |
 //! | `capture` | messages for tshark |
 //! | `rules` | which sockets a rule carries over SDP |
-//! | `options`, `sys`, `real` | socket options, system calls, the functions behind this library's |
+//! | `options`, `sys`, `real` | socket options, system calls, the C library's own functions |
 //!
 //! The engine's own sockets pass through the same functions: they are in no table.
 

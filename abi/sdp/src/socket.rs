@@ -118,7 +118,7 @@ impl Socket {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic behind an entry point leaves a socket whose calls still fail in order.
+        // A panic in a call leaves a socket whose calls still fail in order.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

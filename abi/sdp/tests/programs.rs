@@ -88,7 +88,7 @@ fn messages_are_captured() {
     let files = std::fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path());
     let ours = |path: &PathBuf| path.to_string_lossy().contains(&name);
     let captures: Vec<PathBuf> = files.filter(ours).collect();
-    // Both processes have one, and a Hello with 10 MB behind it.
+    // Both processes have one, and a Hello that 10 MB follow.
     let is_whole = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|file| file.len() > 1000);
     assert_eq!(captures.iter().filter(is_whole).count(), 2);
     captures.iter().for_each(|path| std::fs::remove_file(path).unwrap());

@@ -25,7 +25,7 @@ const YIELDS_FOR: Duration = Duration::from_micros(500);
 /// word, on the way to sleep, comes long behind that store.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Data behind a lock for short critical sections: one locked instruction if it is free, else a short
+/// Data that a lock guards, for short critical sections: one locked instruction if it is free, else a short
 /// spin, then sleep in the kernel. It is not fair, and a panic of its holder only releases it.
 pub struct Lock<T> {
     state: AtomicU32,

@@ -1,8 +1,9 @@
 //! The port of quality of service: one for each user and address of this host, which that user's processes
 //! share.
 //!
-//! The port lies in a file of a folder that only its user may enter, and every process maps it. Whoever polls
-//! takes the lock, tells the port what waits in its lanes, and gets what is granted (`Port` of `quipu-qos`).
+//! The port lies in a file of a folder that only its user may enter, and every process maps it. An engine
+//! that polls takes the lock, tells the port what waits in its lanes, and gets what is granted (`Port` of
+//! `quipu-qos`).
 //! The lock is a word with its owner and the time: one that was held for longer than a lease is taken from
 //! its owner, which may have been killed. Everything that is read from the file is made legal first, so that
 //! nothing in it harms more than the shares of this user's own processes.

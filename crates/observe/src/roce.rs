@@ -161,7 +161,7 @@ fn mad(attribute: u16, asker: u32) -> [u8; MAD_LEN] {
     out
 }
 
-/// A number of 24 bits with a byte behind it.
+/// A number of 24 bits and the byte that follows it.
 fn with_byte(number: u32, byte: u8) -> [u8; 4] {
     (number << 8 | u32::from(byte)).to_be_bytes()
 }
@@ -232,7 +232,7 @@ mod tests {
         (capture, ends)
     }
 
-    /// The transport header of the only packet in a block: behind the block's 28 bytes, IPv4 and UDP.
+    /// The transport header of the only packet in a block: it follows the block's 28 bytes, IPv4 and UDP.
     fn transport(block: &[u8]) -> &[u8] {
         assert_eq!(block[28] >> 4, 4);
         assert_eq!(&block[28 + 22..28 + 24], &PORT.to_be_bytes());

@@ -251,7 +251,7 @@ impl Sample {
             out.extend_from_slice(&octets(qp.peer_address));
             put(out, qp.work);
         }
-        // Behind everything else: a reader of an earlier build does not look there.
+        // After everything else: a reader of an earlier build does not look there.
         self.lanes.iter().for_each(|&lane| put(out, lane));
         let (length, crc) = ((out.len() - HEADER_LEN) as u32, crc32c(&out[HEADER_LEN..]));
         out[12..16].copy_from_slice(&length.to_le_bytes());

@@ -132,7 +132,7 @@ impl Connection {
     }
 
     /// Writes the header of a message of `len` bytes of payload, of which the last one is urgent if
-    /// `urgent`, to the front of `out`. Send it, and the payload behind it, as one SEND.
+    /// `urgent`, to the front of `out`. Send it, then the payload, as one SEND.
     ///
     /// # Panics
     ///
@@ -157,7 +157,7 @@ impl Connection {
     }
 
     /// Writes the headers of a message that offers memory for reading to the front of `out`; how long they
-    /// are. Send them, and the first `inline` bytes of the memory behind them, as one SEND. The memory has
+    /// are. Send them, then the first `inline` bytes of the memory, as one SEND. The memory has
     /// to stay as it is until [`take_source_end`](Self::take_source_end) returns something.
     ///
     /// # Panics
@@ -341,7 +341,7 @@ impl Connection {
         self.buffers.has_urgent()
     }
 
-    /// Whether the next byte to read is the one behind the mark of the urgent byte.
+    /// Whether the next byte to read is the one after the mark of the urgent byte.
     pub fn is_at_mark(&self) -> bool {
         self.buffers.is_at_mark()
     }

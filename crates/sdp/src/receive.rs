@@ -57,7 +57,7 @@ pub(crate) struct Buffers {
     /// A change of the size: receives of the old one that are still posted.
     old_posted: Option<u16>,
     urgent: Option<u8>,
-    /// The mark lies behind all pieces.
+    /// The mark follows all pieces.
     mark_at_end: bool,
     unread: u64,
 }
@@ -143,7 +143,7 @@ impl Buffers {
         self.free.pop_front()
     }
 
-    /// Whether the next byte is the one behind the mark.
+    /// Whether the next byte is the one after the mark.
     pub(crate) fn is_at_mark(&self) -> bool {
         self.pieces.front().map_or(self.mark_at_end, |piece| piece.is_marked)
     }

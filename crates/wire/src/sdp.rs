@@ -282,7 +282,7 @@ pub struct Head {
     pub header: Header,
     /// What it says.
     pub body: Body,
-    /// Bytes of payload behind the headers.
+    /// Bytes of payload after the headers.
     pub payload_len: usize,
 }
 
@@ -317,7 +317,7 @@ impl Head {
     }
 }
 
-/// Writes the headers of a message that has `payload` bytes behind them to the front of `out`; how many
+/// Writes the headers of a message that has `payload` bytes after them to the front of `out`; how many
 /// bytes they take.
 ///
 /// # Panics

@@ -10,7 +10,7 @@ use super::sockets::note_nonblocking;
 use crate::{real, table};
 
 const CLOSE_RANGE_CLOEXEC: c_int = 4;
-/// `SIOCATMARK`: whether the next byte is the one behind the urgent mark.
+/// `SIOCATMARK`: whether the next byte is the one after the urgent mark.
 const AT_MARK: c_ulong = 0x8905;
 
 /// Defines close and its twin.

@@ -60,7 +60,7 @@ static inline void record(const char *call, VIP_RETURN code)
 
 enum { MEMORY = 1 << 20, DESCRIPTORS = 64, DATA = 1 << 16, TIMEOUT_MS = 20000 };
 
-/* What a process has. Descriptors lie at the beginning of the memory, data behind them. */
+/* What a process has. The memory begins with the descriptors; data follow. */
 struct side {
 	VIP_NIC_HANDLE nic;
 	VIP_NIC_ATTRIBUTES nic_attributes;

@@ -222,7 +222,7 @@ fn payload_room(qp: &Qp) -> u32 {
     payload.min(u32::MAX.into()) as u32
 }
 
-/// How many bytes a stream may write into a buffer in one piece. What is gathered beside it is limited, too:
+/// How many bytes a stream may write into a buffer in one piece. What is gathered elsewhere is limited, too:
 /// pieces of it are as long as an FPDU.
 pub(crate) fn limit_stream(qp: &Qp, gather: &mut Gather) -> usize {
     const LONGEST_FPDU: i64 = 1 << 16;
@@ -494,7 +494,7 @@ impl<P: Probe> Adapter<P> {
                 if !self.give_turn(index, id, waiting as i64) {
                     break;
                 }
-                // Those that wait again do so behind the others: a whole round may be due.
+                // Those that wait again are the last in the queue: a whole round may be due.
                 let Some(qos) = &mut self.hub.qos else { return false };
                 waiting = qos.lanes[index].queue.len();
             }
