@@ -2,9 +2,9 @@
 
 use quipu_nic::{Completion, WcOpcode, WcStatus};
 
+use crate::limits::PATIENCE_NS;
 use crate::load::{LONGEST_TICK_NS, Load};
 use crate::model::{Recv, Sent, Stage, WindowState, WindowUse};
-use crate::run::PATIENCE_NS;
 use crate::world::{LoadEvent, World, WorldEvent};
 
 impl Load {

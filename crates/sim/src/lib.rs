@@ -54,6 +54,7 @@ mod faults;
 mod flow;
 mod frames;
 mod goodput;
+mod limits;
 mod load;
 mod look;
 mod memory;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use quipu_nic::mem::Segment;
 use quipu_nic::{Access, Completion, MrId, PdId, QpNum, Sge};
 
+use crate::limits::MOST_EVENTS;
 use crate::model::{
     Arena, CompletionQueue, Counter, End, Expected, Pair, Piece, Recv, SharedQueue, Stage, Window,
 };
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::rng::{Rng, mix};
-use crate::run::MOST_EVENTS;
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// Kinds of arenas that pieces are handed out from.

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use quipu_nic::QpState;
 
+use crate::limits::{DAMAGE_PATIENCE_NS, FAREWELL_NS, MOST_EVENTS, PATIENCE_NS};
 use crate::load::Load;
 use crate::messages;
 use crate::model::Stage;
@@ -14,16 +15,6 @@ use crate::rng::Rng;
 use crate::services::{self, Services, Tally};
 use crate::trace::Trace;
 use crate::world::{World, WorldEvent};
-
-/// How long after the last disturbance everything must have come to an end, in virtual time. It covers
-/// the longest back-off of reconnecting and retransmission, several times over.
-pub(crate) const PATIENCE_NS: u64 = 20_000_000_000;
-/// As long as an adapter waits for the rest of an FPDU, whose length may have been damaged.
-pub(crate) const DAMAGE_PATIENCE_NS: u64 = 200_000_000_000;
-/// How long what was destroyed may take to be gone.
-pub(crate) const FAREWELL_NS: u64 = 5_000_000_000;
-/// More events than any run needs.
-pub(crate) const MOST_EVENTS: u64 = 5_000_000;
 
 /// Runs a seed. The same seed and options always give the same report.
 #[must_use]

@@ -19,11 +19,11 @@ use quipu_am::{
 use quipu_nic::mem::{Access, Segment};
 use quipu_nic::{Config, CqId, Event, PdId, SrqId};
 
+use crate::limits::{MOST_EVENTS, PATIENCE_NS};
 use crate::load::LONGEST_TICK_NS;
 use crate::network::Partition;
 use crate::plan::Plan;
 use crate::rng::Rng;
-use crate::run::{MOST_EVENTS, PATIENCE_NS};
 use crate::services::Tally;
 use crate::world::{LoadEvent, World, WorldEvent};
 use fabric::{MAX_MEDIUM, MEMORY, MOST_SLOTS, Memory, Posts, SEGMENT, SEGMENT_LEN};

@@ -5,7 +5,7 @@ use quipu_nic::inet::tcp::SECOND;
 
 use super::Programs;
 use super::model::{End, Farewell, Stage};
-use crate::run::MOST_EVENTS;
+use crate::limits::MOST_EVENTS;
 use crate::services::model::Contents;
 use crate::world::{World, WorldEvent};
 

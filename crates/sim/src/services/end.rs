@@ -4,8 +4,8 @@ use quipu_nic::{QpAttrMask as M, QpState};
 
 use super::Services;
 use super::model::{Contents, Stage};
+use crate::limits::{DAMAGE_PATIENCE_NS, FAREWELL_NS, MOST_EVENTS, PATIENCE_NS};
 use crate::options::Service;
-use crate::run::{DAMAGE_PATIENCE_NS, FAREWELL_NS, MOST_EVENTS, PATIENCE_NS};
 use crate::world::{World, WorldEvent};
 
 /// How long what was sent and may be lost is waited for.
