@@ -189,13 +189,19 @@ impl<P: Probe> Adapter<P> {
 
     pub(super) fn hear_reply(&mut self, conn: ConnId, bytes: &[u8]) -> usize {
         let Some(state) = self.hub.conns.get_mut(conn) else { return bytes.len() };
-        let (id, Phase::Initiating(initiator)) = (state.qp, &mut state.phase) else {
-            return bytes.len();
-        };
+        let (id, watched) = (state.qp, state.alarm.is_some());
+        let Phase::Initiating(initiator) = &mut state.phase else { return bytes.len() };
         let outcome = initiator.handle(bytes);
         let Some((qp, hub)) = id.and_then(|id| self.qp_and_hub(id)) else { return bytes.len() };
         match outcome {
-            Ok((used, None)) => used,
+            Ok((used, None)) => {
+                if !watched {
+                    // The peer's process is stopped, or the length of its reply was damaged on the way.
+                    let at = hub.now.after(qp.patience_ns(hub.config.unfinished_ns));
+                    hub.set_conn_alarm(conn, Some(at));
+                }
+                used
+            }
             Ok((used, Some(Outcome::Established(negotiated)))) => {
                 let hello = Hello::parse(&negotiated.private_data);
                 match hello {

@@ -169,3 +169,24 @@ fn the_rest_of_a_message_is_waited_for() {
         assert_eq!(pair.polled(0), [(1, status)], "{stopped}");
     }
 }
+
+/// A reply whose length was damaged never ends: the attempt is given up as an unfinished message is.
+#[test]
+fn the_rest_of_a_reply_is_waited_for() {
+    const MINUTE: u64 = 60 * SECOND;
+    let mut pair = Pair::new(Way::Stream(usize::MAX));
+    let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
+    pair.to_rtr(0, qps, &|_| {});
+    pair.to_rts(0, qps[0], &|_| {});
+    let Some(Action::Connect { conn, .. }) = pair.hosts[0].adapter.poll_action() else {
+        panic!("no attempt")
+    };
+    let now = pair.now;
+    pair.hosts[0].adapter.handle_reached_stream(now, conn);
+    pair.send(0, qps[0], 1, SendOp::Send, &[]);
+    pair.hosts[0].adapter.handle_stream(now, conn, b"MPA ID Rep");
+    pair.later(9 * MINUTE);
+    assert_eq!(pair.polled(0), []);
+    pair.later(2 * MINUTE);
+    assert_eq!(pair.polled(0), [(1, RetryExcErr)]);
+}
