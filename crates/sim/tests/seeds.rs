@@ -135,6 +135,8 @@ fn active_messages_end_once() {
     assert!(sum(|report| report.counters.killed) > 30, "too few deaths");
     assert!(sum(|report| report.counters.lost) > 100, "too few losses");
     assert!(sum(|report| report.counters.links) > 50, "too few same-host links");
+    // The reply to a connection request was damaged, so that its rest never came.
+    assert_eq!(run(81_950, &options).failure, None);
 }
 
 /// Every service by itself, with everything that disturbs and with nothing.

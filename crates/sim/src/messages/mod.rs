@@ -19,10 +19,10 @@ use quipu_am::{
 use quipu_nic::mem::{Access, Segment};
 use quipu_nic::{Config, CqId, Event, PdId, SrqId};
 
-use crate::limits::{MOST_EVENTS, PATIENCE_NS};
+use crate::limits::{DAMAGE_PATIENCE_NS, MOST_EVENTS, PATIENCE_NS};
 use crate::load::LONGEST_TICK_NS;
 use crate::network::Partition;
-use crate::plan::Plan;
+use crate::plan::{Plan, UNFINISHED_NS};
 use crate::rng::Rng;
 use crate::services::Tally;
 use crate::world::{LoadEvent, World, WorldEvent};
@@ -87,13 +87,13 @@ pub struct Programs {
 
 /// Runs them from beginning to end.
 pub fn go(world: &mut World, load: &mut Programs) {
-    // An adapter may wait for minutes for the rest of what a damaged length announces.
-    world.net.profile.corrupt_ppm = 0;
     load.set_up(world);
     let may_be_silent = load.plan.mishaps > 0 || load.plan.partition_percent > 0;
-    let patience = PATIENCE_NS + if may_be_silent { KEEP_ALIVE_NS } else { 0 };
-    let deadline = load.plan.calm_ns.saturating_add(patience);
+    let silent = if may_be_silent { KEEP_ALIVE_NS } else { 0 };
     while world.violation.is_none() && !load.is_done(world) {
+        let damaged = world.counters.corrupted > 0;
+        let patience = silent + if damaged { DAMAGE_PATIENCE_NS } else { PATIENCE_NS };
+        let deadline = load.plan.calm_ns.saturating_add(patience);
         if world.kernel.now() > deadline || world.kernel.scheduled() > MOST_EVENTS {
             let what = load.describe(world);
             return world.violate(|| what);
@@ -154,6 +154,7 @@ impl Programs {
                 max_ulpdu: self.plan.max_ulpdu,
                 crc: self.plan.crc(seed[0]),
                 setup_timeout_ns: self.plan.setup_timeout_ns.max(5_000_000_000),
+                unfinished_ns: UNFINISHED_NS,
                 ..Config::default()
             };
             let mut style = style;
