@@ -14,7 +14,8 @@ use quipu_sdp::Connection;
 
 use crate::adapter::{Adapter, adapter};
 use crate::helper;
-use crate::link::{CONFIG, Link, Queue};
+use crate::link::{CONFIG, Link};
+use crate::queue::Queue;
 use crate::socket::{Phase, Socket, State};
 use crate::sys::errno_of;
 

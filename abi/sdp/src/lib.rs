@@ -12,7 +12,8 @@
 //! | `entry` | the C functions |
 //! | `table` | what a descriptor stands for |
 //! | `adapter` | the engine of the process |
-//! | `link` | one connection: queue pair, registered memory, the protocol's state machine |
+//! | `link` | one connection: queue pair and the protocol's state machine |
+//! | `queue` | a queue pair with its registered buffers, and how it is connected |
 //! | `socket`, `wait` | sockets and threads that wait for them |
 //! | `transfer` | sending and receiving |
 //! | `establish` | connecting, listening, ending |
@@ -31,6 +32,7 @@ mod establish;
 mod helper;
 mod link;
 mod options;
+mod queue;
 mod ready;
 mod real;
 mod rules;

@@ -14,8 +14,9 @@ use quipu_sdp::Readable;
 
 use crate::adapter::Adapter;
 use crate::helper;
-use crate::link::{Link, Queue};
+use crate::link::Link;
 use crate::options::Options;
+use crate::queue::Queue;
 use crate::ready::{Readiness, Ready};
 
 /// Where a socket is in its life.
