@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
-use quipu_cabi::Errno;
+use quipu_cabi::{Errno, IWARP_MODE, SOL_IWARP};
 
-use crate::entry::{IWARP_MODE, SOL_IWARP, set_mode};
+use crate::entry::set_mode;
 use crate::socket::Socket;
 use crate::{sys, table};
 

@@ -10,9 +10,6 @@ use quipu_iwsock::{Access, Completion, Config, Operation, Role, Span, Status};
 use crate::socket::{Gather, Socket};
 use crate::{sys, table, thread};
 
-/// `SOL_IWARP` and `IWARP_MODE`
-pub(crate) const SOL_IWARP: c_int = 0x4957;
-pub(crate) const IWARP_MODE: c_int = 1;
 /// For start-up, if the program does not say.
 const START_MS: u64 = 10_000;
 

@@ -14,6 +14,7 @@
 //! * [`descriptors`] keeps the descriptors of the libraries out of the program's way.
 //! * [`interrupted_call_goes_on`] says what a signal means to a call that waits.
 //! * [`spared`] and [`per_process`] are for files that are written beside a program.
+//! * [`SOL_IWARP`] and [`IWARP_MODE`] are an option of sockets that several libraries know.
 //! * [`symbol_beside`] finds a library that was installed in the same folder.
 //!
 //! No verbs here, and nothing of the engine.
@@ -26,6 +27,7 @@ mod handle;
 mod library;
 mod list;
 mod lock;
+mod options;
 mod output;
 mod signals;
 
@@ -38,5 +40,6 @@ pub use handle::{Handle, Tagged};
 pub use library::symbol_beside;
 pub use list::{MAX_ELEMENTS, list};
 pub use lock::SpinLock;
+pub use options::{IWARP_MODE, SOL_IWARP};
 pub use output::{is_per_process, per_process, spared};
 pub use signals::interrupted_call_goes_on;

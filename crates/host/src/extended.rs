@@ -6,10 +6,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 
 use libc::c_int;
-
-/// `SOL_IWARP` and `IWARP_MODE`
-const SOL_IWARP: c_int = 0x4957;
-const IWARP_MODE: c_int = 1;
+use quipu_cabi::{IWARP_MODE, SOL_IWARP};
 
 /// How a socket in the mode works: the numbers of `struct iwarp_mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

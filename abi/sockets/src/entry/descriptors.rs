@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, sockaddr, socklen_t};
+use quipu_cabi::SOL_IWARP;
 use quipu_sockets::report::Reason;
 
 use crate::conn::{Conn, Mode};
@@ -232,9 +233,6 @@ const KERNEL_ONLY: [(c_int, c_int); 17] = [
     (libc::IPPROTO_IP, libc::IP_TRANSPARENT),
 ];
 
-/// Level of the options of the extended sockets interface, which speaks on the kernel's connection itself.
-const SOL_IWARP: c_int = 0x4957;
-
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
@@ -243,6 +241,7 @@ unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    // The extended sockets interface speaks on the kernel's connection itself.
     if level == SOL_IWARP || KERNEL_ONLY.contains(&(level, name)) {
         life::plain_fd(fd, Reason::Feature);
     }
