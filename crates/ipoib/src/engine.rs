@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
+use quipu_wire::grh;
 use quipu_wire::ipoib::{
     Discovery, Encapsulation, LEN as HEADER_LEN, LinkAddress, ends_of, group_gid,
 };
@@ -35,7 +36,7 @@ pub struct Config {
 }
 
 /// Where a datagram goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Destination {
     /// To one queue pair.
     Unicast(LinkAddress),
@@ -59,8 +60,23 @@ pub enum Outgoing {
 pub struct Arrival {
     /// The queue pair and port that sent it, as the adapter says, not the datagram.
     pub source: LinkAddress,
-    /// Whether it came by a multicast group.
-    pub by_group: bool,
+    /// The multicast group that it came by, as the adapter shows it.
+    pub group: Option<[u8; 16]>,
+}
+
+impl Arrival {
+    /// What the route header that the adapter shows, and the completion, say. `None`: it is no route header.
+    #[must_use]
+    pub fn of(route_header: &[u8; grh::LEN], source_qpn: u32) -> Option<Self> {
+        let route = grh::Route::from_grh(route_header)?;
+        let gid = |ip: IpAddr| match ip {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+            IpAddr::V6(ip) => ip.octets(),
+        };
+        let source = LinkAddress { qpn: source_qpn, gid: gid(route.source) };
+        let group = route.dest.to_canonical().is_multicast().then(|| gid(route.dest));
+        Some(Self { source, group })
+    }
 }
 
 /// What becomes of a datagram.
@@ -212,7 +228,7 @@ impl Engine {
             return Err(Dropped::Forged);
         }
         // RFC 1122 3.3.6: the interface cannot tell, so the engine must.
-        if arrival.by_group && self.as_group(to).is_none() {
+        if arrival.group.is_some() && self.as_group(to).is_none() {
             return Err(Dropped::Misdirected);
         }
         Ok(Incoming::Deliver(HEADER_LEN..HEADER_LEN + len))
@@ -328,6 +344,17 @@ impl Engine {
 fn may_send(from: IpAddr) -> bool {
     let is_broadcast = matches!(from, IpAddr::V4(from) if from.is_broadcast());
     !(from.is_multicast() || from.is_loopback() || is_broadcast)
+}
+
+/// The link-local address of IPv6 that an interface with this link-layer address has (RFC 4391 8): its
+/// interface identifier is made of all of it, as queue pairs of one port may be several interfaces.
+#[must_use]
+pub fn link_local(link: LinkAddress) -> Ipv6Addr {
+    // FNV-1a, 64 bits.
+    let hash = link.to_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &octet| {
+        (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
+    });
+    Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(hash))
 }
 
 fn contains((own, len): (IpAddr, u8), ip: IpAddr) -> bool {

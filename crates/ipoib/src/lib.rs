@@ -26,8 +26,9 @@ mod groups;
 mod neighbours;
 
 pub use counters::{Counters, Dropped};
-pub use engine::{Arrival, Config, Destination, Engine, Incoming, Outgoing};
+pub use engine::{Arrival, Config, Destination, Engine, Incoming, Outgoing, link_local};
 pub use groups::GroupChange;
+pub use quipu_wire as wire;
 pub use quipu_wire::ipoib::{DEFAULT_PKEY, Encapsulation, LEN as HEADER_LEN, LinkAddress};
 
 /// Neighbours that are known at most.

@@ -139,7 +139,12 @@ impl Neighbours {
 
     /// As [`Self::update`] of one that has asked for us: it is likely to be needed. It takes the place of no
     /// neighbour that packets were sent to.
-    pub(crate) fn learn(&mut self, now_ns: u64, ip: IpAddr, link: LinkAddress) -> VecDeque<Vec<u8>> {
+    pub(crate) fn learn(
+        &mut self,
+        now_ns: u64,
+        ip: IpAddr,
+        link: LinkAddress,
+    ) -> VecDeque<Vec<u8>> {
         if let Some(waiting) = self.update(now_ns, ip, link) {
             return waiting;
         }
@@ -174,10 +179,8 @@ impl Neighbours {
             return true;
         }
         let settled = |it: &Neighbour| !matches!(it.state, State::Incomplete { .. });
-        let candidates = self
-            .table
-            .iter()
-            .filter(|(_, it)| settled(it) && (active || it.used_ns.is_none()));
+        let candidates =
+            self.table.iter().filter(|(_, it)| settled(it) && (active || it.used_ns.is_none()));
         let oldest = candidates.min_by_key(|(_, it)| it.used_ns).map(|(&ip, _)| ip);
         oldest.is_some_and(|ip| self.table.remove(&ip).is_some())
     }
@@ -234,8 +237,7 @@ impl State {
             }
             Self::Probing { next_ns, .. } if *next_ns <= now_ns => {
                 // It may have another address now, as after a restart (RFC 4861 7.3.3).
-                *self =
-                    Self::Incomplete { tries: 1, next_ns: later_ns, waiting: VecDeque::new() };
+                *self = Self::Incomplete { tries: 1, next_ns: later_ns, waiting: VecDeque::new() };
             }
             _ => return Step::Nothing,
         }

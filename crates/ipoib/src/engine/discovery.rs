@@ -115,7 +115,9 @@ impl Engine {
                 let queued = self.queue_arp(Destination::Unicast(arrival.source), &reply);
                 self.counters.answered += u64::from(queued);
             }
-            Operation::Reply if arrival.by_group || !is_for_us => return Err(Dropped::Misdirected),
+            Operation::Reply if arrival.group.is_some() || !is_for_us => {
+                return Err(Dropped::Misdirected);
+            }
             // Those that are known are updated by what others ask, too (RFC 826); no one else is learnt.
             Operation::Request | Operation::Reply => self.confirm(now_ns, sender, arrival.source),
         }

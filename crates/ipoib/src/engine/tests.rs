@@ -82,7 +82,10 @@ fn exchange(now_ns: u64, a: &mut Engine, b: &mut Engine) -> Vec<Vec<u8>> {
     loop {
         let from = |own: &Engine, to| Arrival {
             source: own.config.link,
-            by_group: matches!(to, Destination::Group(_)),
+            group: match to {
+                Destination::Group(gid) => Some(gid),
+                Destination::Unicast(_) => None,
+            },
         };
         let mut idle = true;
         while let Some(to) = a.poll_transmit(&mut out) {
@@ -100,6 +103,24 @@ fn exchange(now_ns: u64, a: &mut Engine, b: &mut Engine) -> Vec<Vec<u8>> {
             return arrived;
         }
     }
+}
+
+#[test]
+fn the_route_header_says_where_a_datagram_came_from() {
+    let route = |dest: [u8; 4]| grh::Route {
+        source: [10, 1, 1, 1].into(),
+        dest: dest.into(),
+        traffic_class: 0,
+        hop_limit: 64,
+    };
+    let arrival = Arrival::of(&route([10, 1, 1, 2]).to_grh(100), 7).unwrap();
+    assert_eq!((arrival.source.qpn, arrival.group), (7, None));
+    assert_eq!(arrival.source.gid[10..], [0xff, 0xff, 10, 1, 1, 1]);
+    let arrival = Arrival::of(&route([239, 1, 1, 2]).to_grh(100), 7).unwrap();
+    assert_eq!(arrival.group.unwrap()[12..], [239, 1, 1, 2]);
+    assert_eq!(Arrival::of(&[0; 40], 7), None);
+    assert_ne!(link_local(link(1)), link_local(link(2)));
+    assert!(link_local(link(1)).is_unicast_link_local());
 }
 
 #[test]
@@ -199,7 +220,7 @@ fn a_neighbour_is_probed_when_it_is_used_late() {
     a.handle_packet(late, &packet4(v4(1), v4(2), 0));
     let mut out = Vec::new();
     assert_eq!(a.poll_transmit(&mut out), Some(Destination::Unicast(link(2))));
-    let arrival = Arrival { source: link(1), by_group: false };
+    let arrival = Arrival { source: link(1), group: None };
     assert_eq!(b.handle_datagram(late, &arrival, &out), Incoming::Consumed);
     exchange(late, &mut a, &mut b);
     a.handle_timeout(late + S);
@@ -215,7 +236,7 @@ fn dropped(host: &mut Engine, arrival: Arrival, bytes: &[u8], why: Dropped) {
 #[test]
 fn datagrams_that_make_no_sense_are_ignored() {
     let mut a = quiet(1);
-    let peer = Arrival { source: link(2), by_group: false };
+    let peer = Arrival { source: link(2), group: None };
     let good = datagram(Encapsulation::Ipv4, &packet4(v4(2), v4(1), 10));
     assert_eq!(a.handle_datagram(0, &peer, &good), Incoming::Deliver(4..34));
     let padded = [&good[..], &[0; 9]].concat();
@@ -230,8 +251,13 @@ fn datagrams_that_make_no_sense_are_ignored() {
     wrong[..4].copy_from_slice(&Encapsulation::Ipv6.to_bytes());
     dropped(&mut a, peer, &wrong, Dropped::Malformed);
     dropped(&mut a, peer, &vec![8; 2049], Dropped::TooLong);
-    dropped(&mut a, Arrival { source: link(1), by_group: true }, &good, Dropped::Own);
-    dropped(&mut a, Arrival { source: link(2), by_group: true }, &good, Dropped::Misdirected);
+    dropped(&mut a, Arrival { source: link(1), group: Some([0xff; 16]) }, &good, Dropped::Own);
+    dropped(
+        &mut a,
+        Arrival { source: link(2), group: Some([0xff; 16]) },
+        &good,
+        Dropped::Misdirected,
+    );
     for from in [v4(1), Ipv4Addr::new(224, 0, 0, 5), Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST] {
         let forged = datagram(Encapsulation::Ipv4, &packet4(from, v4(1), 10));
         dropped(&mut a, peer, &forged, Dropped::Forged);
@@ -253,14 +279,14 @@ fn a_peer_speaks_for_its_own_address_only() {
         let arp = Arp { operation, sender_link, sender, target_link: [0; 20], target };
         datagram(Encapsulation::Arp, &arp.to_bytes())
     };
-    let peer = Arrival { source: link(2), by_group: false };
+    let peer = Arrival { source: link(2), group: None };
     let request = Operation::Request;
     dropped(&mut a, peer, &arp(link(3), v4(3), request), Dropped::Forged);
     dropped(&mut a, peer, &arp(link(2), v4(1), request), Dropped::Forged);
     dropped(&mut a, peer, &arp(link(2), v4(255), request), Dropped::Forged);
     dropped(&mut a, peer, &arp(link(2), Ipv4Addr::new(192, 0, 2, 1), request), Dropped::Forged);
-    let by_group = Arrival { source: link(2), by_group: true };
-    dropped(&mut a, by_group, &arp(link(2), v4(2), Operation::Reply), Dropped::Misdirected);
+    let group = Arrival { source: link(2), group: Some([0xff; 16]) };
+    dropped(&mut a, group, &arp(link(2), v4(2), Operation::Reply), Dropped::Misdirected);
     let solicit = |link, target: u16, source| {
         let asked = Discovery::Solicitation { target: v6(target), link: Some(link) };
         datagram(Encapsulation::Ipv6, &asked.to_packet(source, v6(1)))
@@ -281,7 +307,7 @@ fn a_peer_speaks_for_its_own_address_only() {
 #[test]
 fn probes_for_an_address_are_answered_and_not_learnt() {
     let mut a = quiet(1);
-    let peer = Arrival { source: link(2), by_group: true };
+    let peer = Arrival { source: link(2), group: Some([0xff; 16]) };
     let arp = Arp {
         operation: Operation::Request,
         sender_link: link(2),
@@ -316,7 +342,7 @@ fn a_flood_of_requests_is_bounded() {
             target: v4(1),
         };
         let bytes = datagram(Encapsulation::Arp, &arp.to_bytes());
-        a.handle_datagram(0, &Arrival { source: own, by_group: true }, &bytes);
+        a.handle_datagram(0, &Arrival { source: own, group: Some([0xff; 16]) }, &bytes);
     }
     assert_eq!(a.neighbours.len(), MAX_NEIGHBOURS);
     let queued = std::iter::from_fn(|| a.poll_transmit(&mut Vec::new())).count();

@@ -40,6 +40,12 @@ impl QosOptions {
         Ok(())
     }
 
+    /// What an adapter of this process is to do; `None` if nothing is asked for.
+    pub(crate) fn config(&self) -> Option<QosConfig> {
+        let wanted = QosConfig { file: self.qos.clone(), rate: self.rate };
+        (wanted != QosConfig::default()).then_some(wanted)
+    }
+
     /// The variables of the program's environment.
     pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
         let file = self.qos.as_ref().and_then(|file| std::path::absolute(file).ok());

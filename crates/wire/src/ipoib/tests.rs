@@ -58,10 +58,7 @@ fn arp_there_and_back() {
 }
 
 fn discovery() -> (Discovery, Vec<u8>) {
-    let asked = Discovery::Solicitation {
-        target: "fd00::2".parse().unwrap(),
-        link: Some(LINK),
-    };
+    let asked = Discovery::Solicitation { target: "fd00::2".parse().unwrap(), link: Some(LINK) };
     let (source, group) = ("fd00::1".parse().unwrap(), "ff02::1:ff00:2".parse().unwrap());
     (asked, asked.to_packet(source, group))
 }
