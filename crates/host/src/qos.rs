@@ -107,7 +107,7 @@ pub(crate) fn open(
     };
     let program = std::env::current_exe().unwrap_or_default();
     let program = program.file_name().unwrap_or_default().to_string_lossy();
-    let level = rules.service_level(&Service { id: None, program: &program });
+    let level = rules.service_level(&Service { program: &program, ..Service::default() });
     adapter.set_qos(rules, shared);
     adapter.set_default_level(level.unwrap_or_default());
     Ok(())

@@ -128,7 +128,7 @@ fn a_packet_waits_for_arp_and_the_next_one_does_not() {
     let (mut a, mut b) = (quiet(1), quiet(2));
     let packet = packet4(v4(1), v4(2), 100);
     assert_eq!(a.handle_packet(9 * S, &packet), Outgoing::Waits);
-    assert_eq!(exchange(9 * S, &mut a, &mut b), [packet.clone()]);
+    assert_eq!(exchange(9 * S, &mut a, &mut b), std::slice::from_ref(&packet));
     let there = Outgoing::Send(Destination::Unicast(link(2)), Encapsulation::Ipv4);
     assert_eq!(a.handle_packet(9 * S, &packet), there);
     assert_eq!((a.counters().asked, b.counters().answered, a.counters().sent), (1, 1, 2));
@@ -143,7 +143,7 @@ fn a_packet_waits_for_neighbour_discovery() {
     let (mut a, mut b) = (quiet(1), quiet(2));
     let packet = packet6(v6(1), v6(2), 100);
     assert_eq!(a.handle_packet(9 * S, &packet), Outgoing::Waits);
-    assert_eq!(exchange(9 * S, &mut a, &mut b), [packet.clone()]);
+    assert_eq!(exchange(9 * S, &mut a, &mut b), std::slice::from_ref(&packet));
     let there = Outgoing::Send(Destination::Unicast(link(2)), Encapsulation::Ipv6);
     assert_eq!(a.handle_packet(9 * S, &packet), there);
 }

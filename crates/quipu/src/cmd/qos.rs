@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use quipu_host::QosConfig;
-use quipu_host::nic::qos::{Config as Rules, LANES, LaneUse, Note, parse_rate, show_rate};
+use quipu_host::nic::qos::{Config as Rules, LANES, LaneUse, Note, Service, parse_rate, show_rate};
 use quipu_host::qos::{PortView, ports, replace};
 use serde_json::json;
 
@@ -44,6 +44,12 @@ impl QosOptions {
     pub(crate) fn config(&self) -> Option<QosConfig> {
         let wanted = QosConfig { file: self.qos.clone(), rate: self.rate };
         (wanted != QosConfig::default()).then_some(wanted)
+    }
+
+    /// The service level that the rules give a service of this process.
+    pub(crate) fn level_of(&self, service: &Service<'_>) -> u8 {
+        let read = self.config().and_then(|wanted| wanted.read().ok());
+        read.and_then(|(rules, _)| rules.service_level(service)).unwrap_or(0)
     }
 
     /// The variables of the program's environment.

@@ -99,7 +99,7 @@ fn two_machines_with_a_network_of_2_kb_packets() {
     let role = format!("{} --exact the_role_of_a_command --nocapture", own.display());
     let script = format!(
         "set -e; ip link set lo up; unshare -n sleep 60 & far=$!; \
-         trap 'kill $far $server 2>/dev/null' EXIT; \
+         trap 'kill $far $server 2>/dev/null || true' EXIT; \
          for i in $(seq 100); do \
              [ \"$(readlink /proc/$far/ns/net)\" != \"$(readlink /proc/$$/ns/net)\" ] && break; sleep 0.05; \
          done; \

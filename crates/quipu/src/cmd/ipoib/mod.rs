@@ -12,6 +12,7 @@ use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
 use quipu::{Config, Device};
+use quipu_host::nic::qos::Service;
 use quipu_host::packet::interface::Setup;
 use quipu_host::packet::tun::{Tun, TunError};
 use quipu_host::{Interrupts, WantedAddress};
@@ -50,10 +51,10 @@ pub(crate) struct Options {
     /// The longest IP packet. Default: what a datagram of the adapter holds, such as 2044 or 4092.
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
-    /// The service level of the packets, which chooses their lane (docs/qos.md).
-    #[arg(long, value_name = "LEVEL", default_value_t = 0,
-          value_parser = clap::value_parser!(u8).range(0..=15))]
-    sl: u8,
+    /// The service level of the packets, which chooses their lane (docs/qos.md). Default: that of the rules
+    /// of --qos, such as `ipoib : 1`, or 0.
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=15))]
+    sl: Option<u8>,
     /// The Q_Key of the link (by default that of subnet managers). Interfaces with different keys do not hear each other.
     #[arg(long, value_name = "KEY", default_value = "0xb1b", value_parser = key)]
     qkey: u32,
@@ -106,7 +107,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     options.qos.check()?;
     let device = open(options)?;
     let recorder = recorder(options)?;
-    let link = Link::new(&device, options.qkey, options.sl).map_err(no_queue_pair)?;
+    let of_rules = || options.qos.level_of(&Service { is_ipoib: true, ..Service::default() });
+    let sl = options.sl.unwrap_or_else(of_rules);
+    let link = Link::new(&device, options.qkey, sl).map_err(no_queue_pair)?;
     let mtu = mtu(options, link.max_message())?;
     let (addresses, tun) = interface(options, &link, mtu)?;
     let settings = Settings { mtu, addresses, gateways: options.gateway.clone() };
@@ -114,7 +117,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let outcome = match options.command.is_empty() {
         true => serve(&interrupts, &carrier, mtu),
         false => {
-            let child = start(options, carrier.tun())?;
+            let child = start(options, carrier.tun(), &interrupts)?;
             supervise(&interrupts, child)
         }
     };
@@ -208,10 +211,11 @@ fn serve(interrupts: &Interrupts, carrier: &Carrier, mtu: usize) -> Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-fn start(options: &Options, tun: &Tun) -> Result<Child, Failure> {
+fn start(options: &Options, tun: &Tun, interrupts: &Interrupts) -> Result<Child, Failure> {
     let mut command = Command::new(&options.command[0]);
     command.args(&options.command[1..]);
     tun.enter(&mut command);
+    interrupts.spare(&mut command);
     command.spawn().map_err(|error| {
         let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
         let what = format!("cannot run {}", options.command[0].display());
