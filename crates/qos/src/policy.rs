@@ -125,6 +125,18 @@ fn holds_default(text: &str) -> Result<bool, String> {
     Ok((0..=1).any(|member| keys.contains(&(DEFAULT | member << 15))))
 }
 
+/// The service levels of service IDs: of a program, whose name rules may name before.
+pub(crate) fn levels_of_ids(rules: &[Rule], program: &str) -> Vec<(RangeInclusive<u64>, u8)> {
+    let all = || 0..=u64::MAX;
+    let ids = rules.iter().filter_map(|rule| match &rule.ulp {
+        Ulp::Ids(ids) => Some((ids.clone(), rule.sl)),
+        Ulp::All => Some((all(), rule.sl)),
+        Ulp::Program(name) if name == program => Some((all(), rule.sl)),
+        _ => None,
+    });
+    ids.collect()
+}
+
 /// The service level that the first matching rule gives, or else the default rule.
 pub(crate) fn service_level(rules: &[Rule], service: &Service<'_>) -> Option<u8> {
     let matches = |rule: &&Rule| match &rule.ulp {
@@ -185,6 +197,15 @@ mod tests {
         assert_eq!(level(&["any, pkey 0x7FFF : 9"], None, ""), Some(9));
         assert_eq!(level(&["any, pkey 0x1 : 9"], None, ""), None);
         assert_eq!(level(&["program, perf : 8"], None, "perf"), Some(8));
+    }
+
+    #[test]
+    fn service_ids_have_levels_in_the_order_of_the_rules() {
+        let rules = ["program, a : 1", "sdp, port-num 5 : 2", "default : 3", "sdp : 4"];
+        let rules: Vec<_> = rules.iter().map(|rule| Rule::parse(rule).unwrap()).collect();
+        let levels = levels_of_ids(&rules, "b");
+        assert_eq!(levels, [(0x1_0005..=0x1_0005, 2), (0x1_0000..=0x1_ffff, 4)]);
+        assert_eq!(levels_of_ids(&rules, "a")[0], (0..=u64::MAX, 1));
     }
 
     #[test]

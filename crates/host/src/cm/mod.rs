@@ -63,6 +63,8 @@ pub(crate) struct Manager {
     sights: Sights,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
     attended: Option<ChannelKey>,
+    /// The configuration of quality of service whose rules it knows.
+    pub(crate) qos_changes: u32,
 }
 
 /// Puts a value at a place of a list that grows as needed.
@@ -106,6 +108,7 @@ impl Manager {
             bare: Bare::default(),
             sights: Sights::new(captured),
             attended: None,
+            qos_changes: 0,
         })
     }
 

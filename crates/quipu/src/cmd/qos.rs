@@ -1,5 +1,7 @@
 //! `quipu qos` and the options of `quipu run` for it: quality of service of this user's ports.
 
+mod bench;
+
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -92,6 +94,7 @@ Examples:
   quipu run --rate 1Gbps --qos opensm.conf -- ib_write_bw --sl 1
   quipu qos show                     the ports of your programs: lanes, weights, what was sent
   quipu qos set other.toml           changes them while programs run
+  quipu qos bench --quick            measures weights, and pings next to bulk data
 
 A port is shared by all programs of one user with one address that were started with --rate or --qos.";
 
@@ -103,6 +106,11 @@ enum Task {
     Set(SetOptions),
     /// Check a file, and show how it is understood.
     Check(CheckOptions),
+    /// Measure a port on this machine: weights, the high limit, and pings next to bulk data.
+    Bench(bench::Options),
+    /// A process that sends by the port, for `bench`.
+    #[command(hide = true)]
+    Worker(bench::WorkerOptions),
 }
 
 #[derive(clap::Args)]
@@ -137,6 +145,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Task::Show(options) => show(options),
         Task::Set(options) => set(options),
         Task::Check(options) => check(options),
+        Task::Bench(options) => bench::run(options),
+        Task::Worker(options) => bench::work(options),
     }
 }
 

@@ -11,9 +11,8 @@ use quipu_ipoib::wire::arp::Operation;
 use quipu_ipoib::wire::ipoib::{Arp, Discovery, group_gid};
 use quipu_ipoib::{DEFAULT_PKEY, Encapsulation, LinkAddress};
 
-use super::{end, host, possible};
+use super::{end, host, key, possible};
 
-const QKEY: u32 = 0x666;
 const PATIENCE: Duration = Duration::from_secs(20);
 const SLOT: usize = 4224;
 const RECEIVES: usize = 64;
@@ -24,22 +23,23 @@ struct Peer {
     cq: CompletionQueue,
     qp: DatagramQueuePair,
     memory: MemoryRegion,
+    key: u32,
 }
 
 impl Peer {
-    fn new() -> Self {
+    fn new(key: u32) -> Self {
         let address = Some("127.0.0.1".parse().unwrap());
         let device = Device::open(Config { address, ..Config::default() }).unwrap();
         let pd = device.protection_domain().unwrap();
         let cq = device.completion_queue(512).unwrap();
-        let qp = pd.queue_pair(&cq, &cq).build_datagram(QKEY).unwrap();
+        let qp = pd.queue_pair(&cq, &cq).build_datagram(key).unwrap();
         let memory = pd.register(SLOT * (RECEIVES + 1), Access::LOCAL_WRITE).unwrap();
         for place in 1..=RECEIVES {
             qp.post_recv(place as u64, &[memory.sge(place * SLOT, SLOT).unwrap()]).unwrap();
         }
         let all = group_gid(Ipv4Addr::BROADCAST.into(), DEFAULT_PKEY);
         qp.join(Ipv6Addr::from(all).into()).unwrap();
-        Self { pd, cq, qp, memory }
+        Self { pd, cq, qp, memory, key }
     }
 
     fn link(&self) -> LinkAddress {
@@ -47,14 +47,18 @@ impl Peer {
         LinkAddress { qpn: address.qp_num.0, gid: address.gid.0 }
     }
 
-    /// Sends a datagram, and waits until it is on its way.
-    fn send(&self, to: LinkAddress, bytes: &[u8]) {
-        let address = DatagramAddress { gid: Gid(to.gid), qp_num: QpNum(to.qpn), qkey: QKEY };
+    fn post(&self, to: LinkAddress, bytes: &[u8]) {
+        let (gid, qp_num) = (Gid(to.gid), QpNum(to.qpn));
+        let address = DatagramAddress { gid, qp_num, qkey: self.key };
         let to = self.pd.destination(&address).unwrap();
         self.memory.write(0, bytes).unwrap();
         let memory = [self.memory.sge(0, bytes.len()).unwrap()];
         self.qp.send_to(&Request::send(&memory).id(0), &to).unwrap();
-        // The slot is free when it has completed; what comes meanwhile is not for this.
+    }
+
+    /// Sends a datagram, and waits until it is on its way; what comes meanwhile is passed over.
+    fn send(&self, to: LinkAddress, bytes: &[u8]) {
+        self.post(to, bytes);
         while self.next().is_some() {}
     }
 
@@ -130,13 +134,9 @@ fn a_peer_that_lies_is_ignored_and_others_go_on() {
     if !possible() {
         return;
     }
-    let peer = Peer::new();
-    let key = ["--qkey", "0x666"];
-    let server = host(
-        &[&key[..], &["--address", "10.7.1.1/24", "--address", "fd07::1/64", "--mtu", "2044"]]
-            .concat(),
-        "serve 1",
-    );
+    let peer = Peer::new(key(3));
+    let options = ["--address", "10.7.1.1/24", "--address", "fd07::1/64", "--mtu", "2044"];
+    let server = host(peer.key, &options, "serve 1");
     let victim = peer.hear(Ipv4Addr::new(10, 7, 1, 1));
     let own = peer.link();
     for _ in 0..3 {
@@ -149,12 +149,7 @@ fn a_peer_that_lies_is_ignored_and_others_go_on() {
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < PATIENCE, "no answer");
-        let address =
-            DatagramAddress { gid: Gid(victim.gid), qp_num: QpNum(victim.qpn), qkey: QKEY };
-        let to = peer.pd.destination(&address).unwrap();
-        peer.memory.write(0, &asked).unwrap();
-        let memory = [peer.memory.sge(0, asked.len()).unwrap()];
-        peer.qp.send_to(&Request::send(&memory).id(0), &to).unwrap();
+        peer.post(victim, &asked);
         let answer = peer.next().filter(|arp| arp.operation == Operation::Reply);
         if let Some(answer) = answer {
             assert_eq!(
@@ -164,8 +159,7 @@ fn a_peer_that_lies_is_ignored_and_others_go_on() {
             break;
         }
     }
-    let client =
-        host(&[&key[..], &["--address", "10.7.1.2/24", "--mtu", "2044"]].concat(), "ask 10.7.1.1");
+    let client = host(peer.key, &["--address", "10.7.1.2/24", "--mtu", "2044"], "ask 10.7.1.1");
     end(client);
     let said = end(server);
     for why in ["malformed", "unknown_type", "too_long", "forged"] {

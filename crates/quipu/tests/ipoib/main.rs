@@ -21,10 +21,16 @@ fn possible() -> bool {
     possible
 }
 
+/// A Q_Key that no other test has: all are on one link otherwise.
+fn key(test: u32) -> u32 {
+    std::process::id() % (1 << 24) * 16 + test
+}
+
 /// A host: `quipu ipoib` with these options, at an address of this machine, and a role in it.
-fn host(options: &[&str], role: &str) -> Child {
+fn host(key: u32, options: &[&str], role: &str) -> Child {
     Command::new("timeout")
         .args(["60", env!("CARGO_BIN_EXE_quipu"), "ipoib", "--verbose"])
+        .args(["--qkey", &key.to_string()])
         .args(options)
         .arg("--")
         .arg(std::env::current_exe().unwrap())
@@ -59,11 +65,11 @@ fn two_hosts_ping_and_move_data_over_ipv4_and_ipv6() {
         return;
     }
     let pcap = std::env::temp_dir().join(format!("quipu-ipoib-{}.pcapng", std::process::id()));
-    let server = host(&["--address", "10.7.0.1/24", "--address", "fd07::1/64"], "serve 2");
+    let server = host(key(1), &["--address", "10.7.0.1/24", "--address", "fd07::1/64"], "serve 2");
     let capture = pcap.to_str().unwrap();
     let options =
         ["--address", "10.7.0.2/24", "--address", "fd07::2/64", "--sl", "1", "--pcap", capture];
-    let client = end(host(&options, "ask 10.7.0.1 fd07::1"));
+    let client = end(host(key(1), &options, "ask 10.7.0.1 fd07::1"));
     let server = end(server);
     assert!(
         client.contains("10.7.0.1 answered") && client.contains("fd07::1 answered"),
@@ -126,9 +132,19 @@ fn the_code_of_the_command_is_ours_and_a_signal_reaches_it() {
     if !possible() {
         return;
     }
+    let key = key(2).to_string();
     let run = |command: &[&str]| {
         let mut quipu = Command::new(env!("CARGO_BIN_EXE_quipu"));
-        quipu.args(["ipoib", "--device", "127.0.0.1", "--address", "10.7.0.1/24", "--"]);
+        quipu.args([
+            "ipoib",
+            "--device",
+            "127.0.0.1",
+            "--address",
+            "10.7.0.1/24",
+            "--qkey",
+            &key,
+            "--",
+        ]);
         quipu.args(command).spawn().unwrap()
     };
     assert_eq!(run(&["sh", "-c", "exit 7"]).wait().unwrap().code(), Some(7));
