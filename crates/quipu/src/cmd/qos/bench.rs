@@ -113,6 +113,8 @@ struct Bench {
     bulk: [Process; 2],
     pings: Process,
     shares: Vec<Share>,
+    /// Has the memory that they write to.
+    _sink: Sink,
 }
 
 fn measure(options: &Options) -> Result<Report, Trouble> {
@@ -178,7 +180,15 @@ impl Bench {
         let bulk = [start(BULK_LANES[0], false)?, start(BULK_LANES[1], false)?];
         let pings = start(PING_LANE, true)?;
         let seconds = if options.quick { 1.0 } else { options.seconds.clamp(0.2, 3600.0) };
-        let bench = Self { address, rate: options.rate, seconds, bulk, pings, shares: Vec::new() };
+        let bench = Self {
+            address,
+            rate: options.rate,
+            seconds,
+            bulk,
+            pings,
+            shares: Vec::new(),
+            _sink: sink,
+        };
         // A worker that could not join measures nothing.
         let members = port(address).map(|port| port.processes).unwrap_or_default();
         let mut all = bench.bulk.iter().chain([&bench.pings]).map(Process::number);

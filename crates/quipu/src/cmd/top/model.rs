@@ -368,7 +368,10 @@ pub(super) mod tests {
     #[test]
     fn lanes_have_a_column_where_there_are_any() {
         let (old, mut new) = (sample(7, 10, 100), sample(7, 12, 300));
-        assert_eq!(Model::new(vec![new.clone()], &[old.clone()], 0).engine_columns().len(), 10);
+        assert_eq!(
+            Model::new(vec![new.clone()], std::slice::from_ref(&old), 0).engine_columns().len(),
+            10
+        );
         (new.lanes[0][0], new.lanes[3][0]) = (2_000, 8_000);
         let model = Model::new(vec![new], &[old], 0);
         assert_eq!(model.engine_columns().last(), Some(&"LANES"));
