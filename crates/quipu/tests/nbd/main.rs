@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 mod needs;
 
 mod attach;
+mod order;
 mod queue_pairs;
 mod tls;
 
@@ -72,6 +73,16 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A program that ends with the test.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
