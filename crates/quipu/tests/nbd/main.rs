@@ -11,6 +11,7 @@ mod needs;
 
 mod attach;
 mod order;
+mod peers;
 mod queue_pairs;
 mod tls;
 

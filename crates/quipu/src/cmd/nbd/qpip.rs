@@ -124,6 +124,12 @@ impl QpipStream {
         self.cq.take_event().map_err(other)
     }
 
+    /// Ends the connection at once: nothing more is sent.
+    pub(super) fn abort(&mut self) {
+        let _ = self.qp.abort();
+        self.has_ended = true;
+    }
+
     /// How long a read waits; `None`: for ever; zero: it does not, and would block.
     pub(super) fn set_patience(&mut self, patience: Option<Duration>) {
         self.patience = patience;

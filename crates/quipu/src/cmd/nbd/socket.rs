@@ -110,9 +110,11 @@ impl Session {
         Ok((&mut self.client, stream))
     }
 
-    /// Closes the stream without a farewell.
+    /// Closes the stream without a farewell, and without what is not sent yet.
     pub(super) fn abandon(&mut self) {
-        self.stream = None;
+        if let Some(mut stream) = self.stream.take() {
+            stream.socket().abort();
+        }
     }
 
     /// The stream, which is there unless TLS has failed.

@@ -121,6 +121,20 @@ impl Socket {
         }
     }
 
+    /// Has what was not sent yet never reach the peer, also where the network comes back later.
+    pub(super) fn abort(&mut self) {
+        use rustix::net::sockopt::set_socket_linger;
+        match self {
+            Self::Tcp(stream) => {
+                let _ = set_socket_linger(&*stream, Some(Duration::ZERO));
+            }
+            // A UNIX socket keeps nothing back.
+            Self::Unix(_) => {}
+            Self::Qpip(stream) => stream.abort(),
+            Self::Tls(stream) => stream.stream.socket().abort(),
+        }
+    }
+
     /// The descriptor to watch for what comes.
     pub(super) fn watch(&mut self) -> io::Result<RawFd> {
         match self {
