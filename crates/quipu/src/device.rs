@@ -136,9 +136,9 @@ impl Device {
         self.opened.engine.shutdown_flush();
     }
 
-    /// poll(2) by a thread that drives the device meanwhile, so that what comes wakes it at once. Descriptors of
-    /// completion queues may be among them. Returns how many are ready: 0 after `limit`, after a signal, or
-    /// sooner where the device has done something.
+    /// poll(2) by a thread that drives the device meanwhile, so that what comes wakes it at once.
+    /// Descriptors of completion queues may be among them. Returns how many are ready: 0 after `limit`,
+    /// after a signal, or sooner where the device has done something.
     ///
     /// # Errors
     ///

@@ -32,7 +32,8 @@ pub(super) fn wait_readable(fd: RawFd, most: Option<Duration>) -> Result<(), Eng
     }
 }
 
-/// poll(2) without an engine: how many of these descriptors have something to say, waiting for `most` at most.
+/// poll(2) without an engine: how many of these descriptors have something to say, waiting for `most` at
+/// most.
 ///
 /// # Errors
 ///

@@ -13,9 +13,9 @@
 //! when its reply is late or no connection comes back in time.
 //!
 //! The caller keeps the clock and the connections. Times are durations since a moment of its choice. For each
-//! request it calls [`Schedule::add`], then [`Schedule::next`] and [`Schedule::send`] when a connection has room,
-//! then [`Schedule::replied`], or [`Schedule::lost`] for all requests of a connection. After each of these, and
-//! at [`Schedule::timeout`], it asks [`Schedule::late`] and [`Schedule::expire`].
+//! request it calls [`Schedule::add`], then [`Schedule::next`] and [`Schedule::send`] when a connection
+//! has room, then [`Schedule::replied`], or [`Schedule::lost`] for all requests of a connection. After
+//! each of these, and at [`Schedule::timeout`], it asks [`Schedule::late`] and [`Schedule::expire`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -166,8 +166,8 @@ impl<T> Schedule<T> {
         self.lines.insert(line, now);
     }
 
-    /// A connection is lost. `jobs` are the requests that were sent over it and have no reply. Those that fail
-    /// with it come back.
+    /// A connection is lost. `jobs` are the requests that were sent over it and have no reply. Those
+    /// that fail with it come back.
     pub fn lost(
         &mut self,
         line: u32,
@@ -249,7 +249,8 @@ impl<T> Schedule<T> {
         sent.filter(|(line, at)| now >= self.deadline(*line, *at)).map(|(line, _)| line).collect()
     }
 
-    /// When [`late`](Self::late) or [`expire`](Self::expire) has something to say, unless something comes before.
+    /// When [`late`](Self::late) or [`expire`](Self::expire) has something to say, unless something
+    /// comes before.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         let connected = self.is_connected();

@@ -67,6 +67,7 @@ fn fio(file: &str, size: &str) {
             "--rw=randrw",
             "--bsrange=512-256k",
             "--verify=crc32c",
+            "--verify_state_save=0",
             "--fsync=50",
             "--randseed=7",
             &file,
@@ -108,7 +109,8 @@ fn many_requests_are_under_way_at_a_time() {
         std::thread::sleep(Duration::from_millis(20));
     }
     let uri = format!("nbd+unix:///?socket={socket}");
-    // Several requests of a program, and those of the kernel that reads ahead for one that makes one at a time.
+    // Several requests of a program, and those of the kernel that reads ahead for one that makes one at
+    // a time.
     for (arguments, engine, least) in [
         (&[][..], &["--ioengine=libaio", "--iodepth=16", "--direct=1"][..], 8),
         (&["--cache"], &["--ioengine=psync"], 2),
@@ -160,23 +162,35 @@ fn ext2_on_an_attached_disk_is_sound_after_random_writes() {
     if !is_there("mke2fs", "e2fsprogs") || !is_there("fio", "fio") || !is_root() {
         return;
     }
-    for transport in [&[][..], &["--rdma"]] {
+    // By the kernel's pages of the file, and by a block device with many requests under way.
+    for (transport, attach, direct) in [
+        (&[][..], &[][..], "off"),
+        (&[], &[], "on"),
+        (&[], &["--cache"], "off"),
+        (&["--rdma"], &[], "off"),
+        (&["--rdma"], &[], "on"),
+    ] {
         let folder = Folder::new("ext2");
         let server = Server::tcp(&[&["--memory", "32M"][..], transport].concat());
-        let Some(attached) = Attached::new(&folder, &[&server.uri]) else { return };
+        let Some(attached) = Attached::new(&folder, &[attach, &[&server.uri]].concat()) else {
+            return;
+        };
         run("mke2fs", &["-q", "-t", "ext2", &attached.file()]);
         let root = folder.file("root");
         fs::create_dir_all(&root).unwrap();
         // In a mount namespace of its own: no other one keeps the file system after it is unmounted.
         let file = attached.file();
-        let mount = format!("mount -t ext2 -o loop {file} {root}");
+        let mount = format!(
+            "device=$(losetup --find --show --direct-io={direct} {file}) && \
+             {{ mount -t ext2 $device {root}; mounted=$?; losetup --detach $device; [ $mounted = 0 ]; }}"
+        );
         let may = Command::new("unshare").args(["-m", "sh", "-c", &mount]).output().unwrap();
         if !may.status.success() {
             eprintln!("skipped: no loop device: {}", String::from_utf8_lossy(&may.stderr));
             return;
         }
         let work = format!(
-            "set -e; {mount}; fio --name=t --rw=randrw --bsrange=512-256k --verify=crc32c --fsync=50 \
+            "set -e; {mount}; fio --name=t --rw=randrw --bsrange=512-256k --verify=crc32c --verify_state_save=0 --fsync=50 \
              --filename={root}/data --size=8M; sync -f {root}; umount {root}"
         );
         run("unshare", &["-m", "sh", "-c", &work]);

@@ -227,6 +227,7 @@ fn fio_verifies_random_writes() {
             "--iodepth=16",
             "--size=16M",
             "--verify=crc32c",
+            "--verify_state_save=0",
             "--output-format=terse",
         ],
     );

@@ -1,5 +1,5 @@
-//! Requests that are repeated after a loss keep their order: a server that records it, replies out of order, is
-//! killed, and goes silent.
+//! Requests that are repeated after a loss keep their order: a server that records it, replies out of
+//! order, is killed, and goes silent.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,6 +18,9 @@ use super::attach::Attached;
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 512;
+
+/// In a lie: the cookie of the request.
+const THIS: u64 = 0xeeee_eeee_eeee_eeee;
 
 /// What the server has executed, in order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -42,6 +45,8 @@ struct Recorder {
     life: AtomicU32,
     /// Requests are executed, but not replied to.
     is_mute: AtomicBool,
+    /// What comes in place of replies, if anything.
+    lie: Mutex<Vec<u8>>,
     streams: Mutex<Vec<TcpStream>>,
 }
 
@@ -53,6 +58,7 @@ impl Recorder {
             disk: Mutex::default(),
             life: AtomicU32::new(0),
             is_mute: AtomicBool::new(false),
+            lie: Mutex::default(),
             streams: Mutex::default(),
         });
         recorder.listen(listener);
@@ -113,7 +119,12 @@ impl Recorder {
                     if recorder.execute(life, command, &request, &data) {
                         let mut server = server.lock().unwrap();
                         server.reply_done(&request);
-                        let _ = stream.write_all(&std::mem::take(server.output()));
+                        let reply = std::mem::take(server.output());
+                        let mut lie = recorder.lie.lock().unwrap().clone();
+                        if lie.get(8..16) == Some(&THIS.to_be_bytes()) {
+                            lie[8..16].copy_from_slice(&request.cookie.to_be_bytes());
+                        }
+                        let _ = stream.write_all(if lie.is_empty() { &reply } else { &lie });
                     }
                 });
             }
@@ -180,13 +191,29 @@ impl Recorder {
     }
 }
 
-/// What programs know: what was written, and between which moments of the record they flushed.
+/// A write that a program knows to be done.
+#[derive(Clone, Copy)]
+struct Written {
+    number: u64,
+    block: u64,
+    /// The length of the record then.
+    done: usize,
+}
+
+/// A flush that a program made.
+struct Flushed {
+    /// What was written before.
+    before: Vec<Written>,
+    /// The length of the record before and after.
+    from: usize,
+    to: usize,
+}
+
+/// What programs know.
 #[derive(Default)]
 struct Known {
-    /// Number, block, and the length of the record when the write was done.
-    written: Vec<(u64, u64, usize)>,
-    /// Writes that were done before, and the record's length before and after.
-    flushed: Vec<(Vec<(u64, u64, usize)>, usize, usize)>,
+    written: Vec<Written>,
+    flushed: Vec<Flushed>,
 }
 
 /// Writes of each program.
@@ -198,16 +225,17 @@ fn program(file: &File, own: u64, recorder: &Recorder, serial: &AtomicU64, known
         let (number, block) = (serial.fetch_add(1, Ordering::SeqCst) + 1, own * 8 + step % 8);
         let data = number.to_le_bytes().repeat(BLOCK as usize / 8);
         file.write_all_at(&data, block * BLOCK).unwrap();
-        known.lock().unwrap().written.push((number, block, recorder.position()));
+        let done = recorder.position();
+        known.lock().unwrap().written.push(Written { number, block, done });
         if own < 2 && step % 7 == 6 {
             let before = known.lock().unwrap().written.clone();
             let from = recorder.position();
             file.sync_all().unwrap();
             let to = recorder.position();
-            known.lock().unwrap().flushed.push((before.clone(), from, to));
+            known.lock().unwrap().flushed.push(Flushed { before: before.clone(), from, to });
             // What was written before is on the disk.
             let disk = recorder.disk.lock().unwrap();
-            for (number, block, _) in before {
+            for Written { number, block, .. } in before {
                 assert!(disk.durable.get(&block) >= Some(&number), "{number} is not on the disk");
             }
         }
@@ -253,14 +281,14 @@ fn the_record_of_a_server_shows_that_no_write_passes_a_flush() {
         }
     }
     assert_eq!(known.written.len() as u64, 12 * STEPS);
-    for (number, _, done) in &known.written {
+    for Written { number, done, .. } in &known.written {
         let last = executed[number].last().unwrap();
         assert!(last < done, "write {number} was executed again after its reply");
     }
-    for (before, from, to) in &known.flushed {
+    for Flushed { before, from, to } in &known.flushed {
         // Between the call and its return there is a flush, and all earlier writes come before that.
         assert!(log[*from..*to].contains(&Event::Flush));
-        assert!(before.iter().all(|(number, _, _)| executed[number].last() < Some(from)));
+        assert!(before.iter().all(|it| executed[&it.number].last() < Some(from)));
     }
     let repeated = executed.values().filter(|times| times.len() > 1).count();
     assert!(repeated > 0, "nothing was repeated");
@@ -286,6 +314,37 @@ fn a_client_that_cannot_connect_again_reports_errors() {
     file.sync_all().unwrap();
     let number = u64::from_le_bytes([3; 8]);
     assert_eq!(recorder.disk.lock().unwrap().durable[&0], number);
+    drop(file);
+    attached.end();
+}
+
+#[test]
+fn a_server_that_lies_loses_its_connection_and_the_file_goes_on() {
+    let folder = Folder::new("order-lies");
+    let recorder = Recorder::start();
+    let uri = format!("nbd://{}", recorder.place);
+    let Some(attached) = Attached::new(&folder, &[&uri]) else { return };
+    let file = File::options().read(true).write(true).open(attached.file()).unwrap();
+    let chunk = |cookie: u64, kind: u16, length: u64| {
+        let mut bytes = 0x6e8a_278c_u32.to_be_bytes().to_vec();
+        bytes.extend([0, 1]);
+        bytes.extend(kind.to_be_bytes());
+        for word in [cookie, 0, length] {
+            bytes.extend(word.to_be_bytes());
+        }
+        bytes
+    };
+    // Noise, an unknown request, an error that is endless, data that nobody asked for.
+    for lie in
+        [vec![0xff; 64], chunk(99, 0, 0), chunk(THIS, 0x8001, u64::MAX), chunk(THIS, 1, 4104)]
+    {
+        *recorder.lie.lock().unwrap() = lie;
+        let begun = Instant::now();
+        assert_eq!(file.write_all_at(&[2; 4096], 0).unwrap_err().raw_os_error(), Some(5));
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        recorder.lie.lock().unwrap().clear();
+        file.write_all_at(&[3; 4096], 0).unwrap();
+    }
     drop(file);
     attached.end();
 }

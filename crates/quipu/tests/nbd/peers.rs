@@ -132,7 +132,13 @@ fn nbd_server_that_takes_one_connection_is_copied_and_attached() {
     assert!(fs::read(attached.file()).unwrap() == fs::read(&disk).unwrap());
     if is_there("fio", "fio") {
         let name = format!("--filename={}", attached.file());
-        let depth = ["--ioengine=libaio", "--iodepth=32", "--direct=1", "--verify=crc32c"];
+        let depth = [
+            "--ioengine=libaio",
+            "--iodepth=32",
+            "--direct=1",
+            "--verify=crc32c",
+            "--verify_state_save=0",
+        ];
         let all = ["--name=t", "--rw=randwrite", "--bs=4k", "--size=6M", &name];
         run("fio", &[&all[..], &depth].concat());
     }

@@ -10,7 +10,9 @@ use std::thread;
 use std::time::Duration;
 
 use quipu::qpip::{Adapter, Mode, TcpListener, TcpQueuePair, TcpSettings};
-use quipu::{Access, Completion, CompletionQueue, Device, Error, MemoryRegion, Request, Sge, WcStatus};
+use quipu::{
+    Access, Completion, CompletionQueue, Device, Error, MemoryRegion, Request, Sge, WcStatus,
+};
 
 use super::session::Trouble;
 use crate::cmd::failure::Failure;

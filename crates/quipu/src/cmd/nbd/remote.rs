@@ -17,8 +17,8 @@ const LONGEST: usize = 8 << 20;
 
 /// How long a reply may take, unless the caller says otherwise: a flush of a slow disk takes some time.
 const REPLY_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a server may take for each step of the negotiation of a further connection, before the first one has
-/// to do: some servers take one connection only, and leave others waiting.
+/// How long a server may take for each step of the negotiation of a further connection, before the first
+/// one has to do: some servers take one connection only, and leave others waiting.
 const FURTHER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The connections.
@@ -86,8 +86,8 @@ impl Remote {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session that is idle, or a new one. If the server takes no further connection, it waits for one of those
-    /// that there are.
+    /// A session that is idle, or a new one. If the server takes no further connection, it waits for one
+    /// of those that there are.
     fn session(&self) -> Result<Session, Trouble> {
         let mut sessions = self.sessions();
         loop {

@@ -55,11 +55,7 @@ fn connect(uri: &Uri) -> Result<Stream, Trouble> {
 
 impl Session {
     /// Connects and begins with the URI's export. `patience`: for each step of the server.
-    pub(super) fn open(
-        uri: &Uri,
-        wanted: Handshake,
-        patience: Duration,
-    ) -> Result<Self, Trouble> {
+    pub(super) fn open(uri: &Uri, wanted: Handshake, patience: Duration) -> Result<Self, Trouble> {
         let mut session = Self::connect(uri, wanted)?;
         session.set_patience(patience)?;
         loop {

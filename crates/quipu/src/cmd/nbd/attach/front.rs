@@ -37,8 +37,12 @@ enum Step {
     Write,
     Flush,
     /// More zeros are to follow.
-    Zero { end: u64 },
-    Seek { hole: bool },
+    Zero {
+        end: u64,
+    },
+    Seek {
+        hole: bool,
+    },
     /// The flush at the end, for which the kernel does not wait.
     Last,
 }
@@ -62,7 +66,12 @@ pub(super) struct Front {
 }
 
 impl Front {
-    pub(super) fn new(device: File, file: protocol::File, lines: Lines, limits: Limits) -> io::Result<Self> {
+    pub(super) fn new(
+        device: File,
+        file: protocol::File,
+        lines: Lines,
+        limits: Limits,
+    ) -> io::Result<Self> {
         use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
         fcntl_setfl(&device, fcntl_getfl(&device)? | OFlags::NONBLOCK)?;
         let mut schedule = Schedule::new(limits);
@@ -113,19 +122,14 @@ impl Front {
         let wants_more = !self.has_ended && self.schedule.len() < DEPTH;
         let kernel = if wants_more { self.device.as_raw_fd() } else { -1 };
         let mut entries = vec![entry(kernel, POLLIN), entry(self.lines.wake_fd(), POLLIN)];
-        let mut numbers = Vec::new();
-        for (number, watched) in self.lines.watch() {
-            match watched {
-                Ok((fd, events)) => {
-                    entries.push(entry(fd, events));
-                    numbers.push(number);
-                }
-                Err(trouble) => {
-                    self.lose(number, &trouble.to_string())?;
-                    return Ok(Vec::new());
-                }
+        let watched = match self.lines.watch() {
+            Ok(watched) => watched,
+            Err((number, trouble)) => {
+                self.lose(number, &trouble.to_string())?;
+                return Ok(Vec::new());
             }
-        }
+        };
+        entries.extend(watched.iter().map(|it| entry(it.fd, it.events)));
         let now = self.now();
         let limit = match progress {
             Progress::More => Some(Duration::ZERO),
@@ -135,8 +139,8 @@ impl Front {
             }
         };
         super::super::line::sleep(&mut entries, limit)?;
-        let ready = entries[2..].iter().zip(&numbers).filter(|(entry, _)| entry.revents != 0);
-        Ok(ready.map(|(_, number)| *number).collect())
+        let ready = entries[2..].iter().zip(watched).filter(|(entry, _)| entry.revents != 0);
+        Ok(ready.map(|(_, it)| it.number).collect())
     }
 
     /// Takes as many requests of the kernel as there are and as there is room for.
@@ -189,7 +193,9 @@ impl Front {
                 return Ok(());
             }
             Wants::Flush => self.flush(unique, Step::Flush),
-            Wants::Zero { offset, length, hole } => self.zero(unique, offset, offset + length, hole)?,
+            Wants::Zero { offset, length, hole } => {
+                self.zero(unique, offset, offset + length, hole)?
+            }
             Wants::Seek { offset, hole } => self.seek(unique, offset, hole)?,
         }
         self.buffers.push(buffer);
@@ -201,7 +207,8 @@ impl Front {
     }
 
     fn add(&mut self, unique: u64, step: Step, command: Command, range: (u64, u64), data: Data) {
-        let job = Job { command, flags: CommandFlags::empty(), offset: range.0, length: range.1, data };
+        let job =
+            Job { command, flags: CommandFlags::empty(), offset: range.0, length: range.1, data };
         self.add_job(unique, step, job);
     }
 

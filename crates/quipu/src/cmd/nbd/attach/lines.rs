@@ -21,6 +21,13 @@ const BUSY: usize = 8;
 /// Between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// What to watch of a connection: events of poll(2).
+pub(super) struct Watched {
+    pub(super) number: u32,
+    pub(super) fd: RawFd,
+    pub(super) events: i16,
+}
+
 type Outcome = Result<Box<dyn Line>, Trouble>;
 
 /// The connections, each with a number of its own.
@@ -105,8 +112,16 @@ impl Lines {
     }
 
     /// What to watch while all are idle.
-    pub(super) fn watch(&mut self) -> Vec<(u32, Result<(RawFd, i16), Trouble>)> {
-        self.lines.iter_mut().map(|(number, line)| (*number, line.watch())).collect()
+    ///
+    /// # Errors
+    ///
+    /// A connection fails: its number.
+    pub(super) fn watch(&mut self) -> Result<Vec<Watched>, (u32, Box<Trouble>)> {
+        let watch = |(number, line): &mut (u32, Box<dyn Line>)| match line.watch() {
+            Ok((fd, events)) => Ok(Watched { number: *number, fd, events }),
+            Err(trouble) => Err((*number, Box::new(trouble))),
+        };
+        self.lines.iter_mut().map(watch).collect()
     }
 
     fn find(&mut self, number: u32) -> Option<&mut Box<dyn Line>> {

@@ -46,8 +46,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// Let the kernel keep pages of the file, read ahead, and write later, for programs that make one request at a
-    /// time. Other clients see writes after a flush; what they write is not seen.
+    /// Let the kernel keep pages of the file, read ahead, and write later, for programs that make one
+    /// request at a time. Other clients see writes after a flush; what they write is not seen.
     #[arg(long)]
     cache: bool,
 }
@@ -57,7 +57,7 @@ Examples:
   quipu nbd attach nbd://127.0.0.1 /mnt/disk                   the disk is /mnt/disk/nbd
   quipu nbd attach --reconnect 60 nbd+rdma://10.0.0.1/a DIR    survives a restart of the server
   mke2fs -t ext2 DIR/nbd; mount -o loop DIR/nbd /mnt           a file system on it, as root
-  losetup --find --show --direct-io=on DIR/nbd                 a block device with many requests under way
+  losetup --find --show --direct-io=on DIR/nbd                 a block device with many at a time
 
 Needs no root where fusermount3 is installed (package fuse3). Ctrl-C or `umount DIR` ends it.";
 

@@ -192,7 +192,8 @@ impl File {
             return Some(Wants::Error(71));
         }
         let features = if self.is_cached { FEATURES | WRITEBACK } else { FEATURES };
-        let words = Words::default().u32(MAJOR).u32(minor.min(MINOR)).u32(ahead).u32(flags & features);
+        let words =
+            Words::default().u32(MAJOR).u32(minor.min(MINOR)).u32(ahead).u32(flags & features);
         // From three quarters of the requests on the kernel calls it congested.
         let words = words.u16(BACKGROUND).u16(BACKGROUND / 4 * 3);
         let words = words.u32(self.longest as u32).u32(1);

@@ -1,8 +1,8 @@
-//! Processor time of a client: of its program, of what the user runs, and of the kernel's threads, which do the
-//! work of the file system and the block device.
+//! Processor time of a client: of its program, of what the user runs, and of the kernel's threads, which
+//! do the work of the file system and the block device.
 //!
-//! Times come from `/proc/PID/schedstat`, in nanoseconds. So what else runs on the machine does not count, as it
-//! would in the counters of a processor.
+//! Times come from `/proc/PID/schedstat`, in nanoseconds. So what else runs on the machine does not
+//! count, as it would in the counters of a processor.
 
 use std::collections::HashMap;
 use std::fs;

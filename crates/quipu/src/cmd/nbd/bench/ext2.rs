@@ -1,8 +1,8 @@
 //! A file on ext2 on an attached disk: figure 7 of the QPIP paper (section 4.2.3).
 //!
 //! The server is in a network of its own at the other end of a veth pair with MTU 9000, pinned to
-//! processor 1, and has its disk in memory. The client's programs are pinned to processor 0. Its processor time is
-//! that of its programs and of the kernel's threads (`cpu`).
+//! processor 1, and has its disk in memory. The client's programs are pinned to processor 0. Its
+//! processor time is that of its programs and of the kernel's threads (`cpu`).
 
 use std::cell::Cell;
 use std::fs;
@@ -73,6 +73,15 @@ const LOCAL: &str = "local file, no network";
 
 /// Runs this command again in namespaces of its own, which take everything with them when they end.
 pub(super) fn enter() -> Result<ExitCode, Failure> {
+    const PROGRAMS: [(&str, &str); 7] = [
+        ("unshare", "util-linux"),
+        ("nsenter", "util-linux"),
+        ("taskset", "util-linux"),
+        ("losetup", "mount"),
+        ("ip", "iproute2"),
+        ("mke2fs", "e2fsprogs"),
+        ("dd", "coreutils"),
+    ];
     let cannot = |why: String| {
         Failure::new(
             "figure 7 cannot be measured here",
@@ -80,15 +89,18 @@ pub(super) fn enter() -> Result<ExitCode, Failure> {
             "Run it as root on a machine with /dev/fuse and loop devices.",
         )
     };
-    for program in ["unshare", "nsenter", "taskset", "ip", "losetup", "mke2fs", "dd"] {
+    for (program, package) in PROGRAMS {
         if !is_there(program) {
-            return Err(cannot(format!("{program} is not installed")));
+            return Err(cannot(format!("{program} is not installed (package {package})")));
         }
     }
-    run(&["losetup", "--find"]).map_err(|error| cannot(error.to_string()))?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(cannot("only root may mount file systems".into()));
+    }
     if !std::path::Path::new("/dev/fuse").exists() {
         return Err(cannot("there is no /dev/fuse".into()));
     }
+    run(&["losetup", "--find"]).map_err(|error| cannot(error.to_string()))?;
     let own = std::env::current_exe()?.to_string_lossy().into_owned();
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let mut line = vec!["unshare", "--mount", "--net", "taskset", "--cpu-list", "0", &own];
@@ -156,8 +168,8 @@ fn unmount(folder: &str) -> io::Result<()> {
     run(&["umount", "--lazy", folder]).map(|_| ())
 }
 
-/// Mounts the file system in a file. Its block device does direct I/O, which lets several requests be under way,
-/// and goes when it is unmounted.
+/// Mounts the file system in a file. Its block device does direct I/O, which lets several requests be
+/// under way, and goes when it is unmounted.
 fn mount(file: &str, folder: &str) -> io::Result<()> {
     let device = run(&["losetup", "--find", "--show", "--direct-io=on", file])?;
     let device = device.trim();

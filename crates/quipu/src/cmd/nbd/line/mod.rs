@@ -70,8 +70,8 @@ pub(super) trait Line: Send {
     fn outstanding(&self) -> usize;
     /// Whether it takes a request now.
     fn has_room(&self, job: &Job) -> bool;
-    /// Makes a request, which `id` names. After an error it is among those that [`take_back`](Self::take_back)
-    /// returns.
+    /// Makes a request, which `id` names. After an error it is among those that
+    /// [`take_back`](Self::take_back) returns.
     fn submit(&mut self, id: u64, job: Job) -> Result<(), Trouble>;
     /// Sends as much as goes without waiting.
     fn push(&mut self) -> Result<(), Trouble>;
@@ -96,7 +96,8 @@ pub(super) fn open(uri: &Uri) -> Result<Box<dyn Line>, Trouble> {
     })
 }
 
-/// Sleeps until a descriptor is ready, for `limit` at most. An adapter of this process makes progress meanwhile.
+/// Sleeps until a descriptor is ready, for `limit` at most. An adapter of this process makes progress
+/// meanwhile.
 pub(super) fn sleep(entries: &mut [PollEntry], limit: Option<Duration>) -> io::Result<()> {
     let device = super::rdma::opened().or_else(super::qpip::opened);
     match device {

@@ -27,9 +27,11 @@ pub(super) struct RdmaLine {
 struct Flying {
     id: u64,
     job: Job,
-    /// The buffer, and what the server may use of it until it replies.
-    lent: Option<(usize, MemoryRegion)>,
+    lent: Option<Lent>,
 }
+
+/// A buffer, and what the server may use of it until it replies.
+type Lent = (usize, MemoryRegion);
 
 impl RdmaLine {
     pub(super) fn open(place: (&str, u16), wanted: Handshake) -> Result<Self, Trouble> {
@@ -42,7 +44,7 @@ impl RdmaLine {
     }
 
     /// Lends memory to the server, with the data of a write.
-    fn lend(&mut self, job: &Job) -> Result<(usize, MemoryRegion), Trouble> {
+    fn lend(&mut self, job: &Job) -> Result<Lent, Trouble> {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
@@ -61,33 +63,20 @@ impl RdmaLine {
         Ok((index, buffer.register_part(0, length, access)?))
     }
 
-    fn try_submit(&mut self, id: u64, job: Job) -> Result<(), (Job, Trouble)> {
-        let lent = if self.is_moved(&job) {
-            match self.lend(&job) {
-                Ok(lent) => Some(lent),
-                Err(trouble) => return Err((job, trouble)),
-            }
-        } else {
-            None
-        };
+    /// Makes a request: its cookie, and the memory that it lends.
+    fn request(&mut self, job: &Job) -> Result<(u64, Option<Lent>), Trouble> {
+        let lent = if self.is_moved(job) { Some(self.lend(job)?) } else { None };
         let data = match &lent {
-            Some((_, region)) => region.remote(0, job.length as usize).map(|remote| {
+            Some((_, region)) => {
+                let remote = region.remote(0, job.length as usize)?;
                 LinkData::Memory(ClientMemory { key: remote.rkey.0, address: remote.addr })
-            }),
-            None if job.command == Command::Write => Ok(LinkData::Short(written(&job))),
-            None => Ok(LinkData::None),
+            }
+            None if job.command == Command::Write => LinkData::Short(written(job)),
+            None => LinkData::None,
         };
         let range = (job.offset, job.length);
-        let sent = data
-            .map_err(Trouble::from)
-            .and_then(|data| self.link.submit(job.command, job.flags, range, data)?.ok_or(Trouble::Closed));
-        match sent {
-            Ok(cookie) => {
-                self.jobs.insert(cookie, Flying { id, job, lent });
-                Ok(())
-            }
-            Err(trouble) => Err((job, trouble)),
-        }
+        let cookie = self.link.submit(job.command, job.flags, range, data)?;
+        Ok((cookie.ok_or(Trouble::Closed)?, lent))
     }
 
     fn completed(&mut self, completed: Completed) -> Result<Done, Trouble> {
@@ -139,11 +128,17 @@ impl Line for RdmaLine {
     }
 
     fn submit(&mut self, id: u64, job: Job) -> Result<(), Trouble> {
-        self.try_submit(id, job).map_err(|(job, trouble)| {
-            // No reply has this cookie: it only keeps the request.
-            self.jobs.insert(u64::MAX, Flying { id, job, lent: None });
-            trouble
-        })
+        match self.request(&job) {
+            Ok((cookie, lent)) => {
+                self.jobs.insert(cookie, Flying { id, job, lent });
+                Ok(())
+            }
+            Err(trouble) => {
+                // No reply has this cookie: it only keeps the request.
+                self.jobs.insert(u64::MAX, Flying { id, job, lent: None });
+                Err(trouble)
+            }
+        }
     }
 
     fn push(&mut self) -> Result<(), Trouble> {

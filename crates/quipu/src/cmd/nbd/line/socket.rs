@@ -57,8 +57,10 @@ impl SocketLine {
     fn send(&mut self) -> Result<(), Trouble> {
         while !self.out.is_empty() {
             let slices: Vec<_> = self.out.iter().take(PIECES).collect();
-            let slices: Vec<_> =
-                slices.iter().map(|piece| IoSlice::new(&piece.bytes[piece.start..piece.end])).collect();
+            let slices: Vec<_> = slices
+                .iter()
+                .map(|piece| IoSlice::new(&piece.bytes[piece.start..piece.end]))
+                .collect();
             let sent = would_block(self.session.stream()?.socket().write_vectored(&slices))?;
             drop(slices);
             self.has_unsent = true;
