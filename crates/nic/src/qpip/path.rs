@@ -338,9 +338,9 @@ impl Receives {
         self.contiguous > self.delivered
     }
 
-    /// The room after what TCP has; no more than `most`. It is one octet at least, unless TCP has something
-    /// that is not in a receive: in stream mode the octet would be kept. In message mode a receive without
-    /// room takes it, and fails; with a closed window, the message would never come and the receive never fail.
+    /// The room after what TCP has; no more than `most`. It is one octet at least, unless TCP has
+    /// something that is not in a receive. In stream mode the octet would be kept. In message mode a receive
+    /// without room takes it, and fails; were the window closed, the message would wait for ever.
     pub(crate) fn room(&self, most: u64) -> u64 {
         let taken = self.front + (self.contiguous - self.front_at);
         let least = u64::from((self.keeps || self.waiting > 0) && !self.is_owed());

@@ -2,14 +2,15 @@
 //! from memory of the program once that is so.
 
 use quipu_iwarp::wire::rdmap::{AtomicResponse, UntaggedOp};
+use quipu_iwarp::{Verdict, terminate};
 use quipu_mem::Regions;
 
 use super::ROOM_BYTES;
 use super::stream::{Step, answer_piece, say};
 use crate::stream::{Answer, StreamPath, Turn};
 
-/// Answers of so many bytes in all are given yet: a card has given what was asked before. Who asked for more
-/// repeats it in vain.
+/// Answers of so many bytes in all are given yet: a card has given what was asked before. A peer that asked
+/// for more repeats its request, and nobody answers.
 const ANSWER_BYTES: u32 = 64 << 10;
 
 /// Bytes that are still to be sent on a stream.
@@ -44,7 +45,12 @@ impl LastWords {
         if stream.must_go_on() != Some(Turn::Request) {
             words.answer(stream, regions, num);
         }
-        if let Some(terminate) = stream.terminate.take() {
+        // The peer would take a refusal for that of the oldest request without an answer.
+        let owed = !stream.answers.is_empty();
+        let refuses = |code| terminate::verdict(code) != Verdict::Transport;
+        if let Some(terminate) = stream.terminate.take()
+            && !(owed && refuses(terminate.code))
+        {
             let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
             words.write(ROOM_BYTES, |out| stream.tx.whole(&mut msg, out, &terminate));
         }
