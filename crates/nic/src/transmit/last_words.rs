@@ -1,7 +1,9 @@
 //! The last words of a stream, which its queue pair has let go of: written at once, since nothing is read
 //! from memory of the program once that is so.
 
-use quipu_iwarp::wire::rdmap::{AtomicResponse, UntaggedOp};
+use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::rdmap::{AtomicResponse, ReadRequest, UntaggedOp};
+use quipu_iwarp::wire::terminate::Terminate;
 use quipu_iwarp::{Verdict, terminate};
 use quipu_mem::Regions;
 
@@ -45,11 +47,8 @@ impl LastWords {
         if stream.must_go_on() != Some(Turn::Request) {
             words.answer(stream, regions, num);
         }
-        // The peer would take a refusal for that of the oldest request without an answer.
-        let owed = !stream.answers.is_empty();
-        let refuses = |code| terminate::verdict(code) != Verdict::Transport;
         if let Some(terminate) = stream.terminate.take()
-            && !(owed && refuses(terminate.code))
+            && finds_its_request(&terminate, stream.answers.front())
         {
             let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
             words.write(ROOM_BYTES, |out| stream.tx.whole(&mut msg, out, &terminate));
@@ -96,5 +95,22 @@ impl LastWords {
         out[..count].copy_from_slice(&rest[..count]);
         self.sent += count;
         count
+    }
+}
+
+/// Whether the peer finds the request that `terminate` refuses: it takes the oldest one without an answer. So
+/// no answer may be `owed`, but that of the read which is refused.
+fn finds_its_request(terminate: &Terminate, owed: Option<&Answer>) -> bool {
+    if terminate::verdict(terminate.code) == Verdict::Transport {
+        return true;
+    }
+    match owed {
+        None => true,
+        Some(&Answer::Read { sink_stag, sink_to, size, rkey, addr, .. }) => {
+            let (sink_stag, source_stag) = (Stag(sink_stag), Stag(rkey));
+            let read = ReadRequest { sink_stag, sink_to, size, source_stag, source_to: addr };
+            terminate.read_request == Some(read)
+        }
+        Some(Answer::Atomic { .. }) => false,
     }
 }
