@@ -1,5 +1,5 @@
-//! Statically linked programs and Go programs behave the same with `quipu sockets --static` at both ends, at one
-//! and at none.
+//! Statically linked programs and Go programs behave the same with `quipu sockets --static` at both ends, at
+//! one and at none.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

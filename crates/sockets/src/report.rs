@@ -130,8 +130,8 @@ impl Row {
     }
 }
 
-/// The file of a program whose calls the library does not see (a static one, or one in Go). Its connections are
-/// to be looked up elsewhere.
+/// The file of a program whose calls the library does not see (a static one, or one in Go). Its connections
+/// are to be looked up elsewhere.
 pub const MARK: &str = "unseen\n";
 
 /// What a process shows of all its connections, closed ones too, since it began.

@@ -1,8 +1,8 @@
 //! Programs whose calls the library does not see: those that are linked statically, and those in Go. They use
 //! the kernel's TCP only, and `quipu sockets --report` says so of each connection.
 //!
-//! Such a program is marked before it begins; the report then finds its connections in `/proc`. So the program
-//! itself pays nothing.
+//! Such a program is marked before it begins; the report then finds its connections in `/proc`. So the
+//! program itself pays nothing.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder};
