@@ -151,13 +151,8 @@ impl Arp {
         if !bytes.starts_with(&ARP_PREFIX) {
             return Err(WireError::OutOfRange("ARP address space"));
         }
-        let operation = match u16_at(bytes, 6) {
-            1 => Operation::Request,
-            2 => Operation::Reply,
-            _ => return Err(WireError::OutOfRange("ARP operation")),
-        };
         Ok(Self {
-            operation,
+            operation: Operation::parse(bytes)?,
             sender_link: LinkAddress::at(bytes, 8),
             sender: array(bytes, 28).into(),
             target_link: array(bytes, 32),
@@ -170,10 +165,7 @@ impl Arp {
     pub fn to_bytes(&self) -> [u8; ARP_LEN] {
         let mut out = [0; ARP_LEN];
         put(&mut out, 0, ARP_PREFIX);
-        out[7] = match self.operation {
-            Operation::Request => 1,
-            Operation::Reply => 2,
-        };
+        out[7] = self.operation.code();
         put(&mut out, 8, self.sender_link.to_bytes());
         put(&mut out, 28, self.sender.octets());
         put(&mut out, 32, self.target_link);
