@@ -6,13 +6,13 @@ mod shares;
 
 use libfuzzer_sys::fuzz_target;
 use quipu_nbd::messages::{
-    ClientMemory, MAX_MOVED, MESSAGE_HEADER, MessageClient, MessageEvent, MessageServer,
-    ServerStep, Terms, simple_reply,
+    ClientMemory, MAX_MOVED, MESSAGE_HEADER, MessageClient, MessageEvent, MessageServer, ServerStep,
+    Terms, simple_reply,
 };
 use quipu_nbd::wire::{EXTENDED_CHUNK_MAGIC, EXTENDED_REQUEST_MAGIC, OPTION_MAGIC, REQUEST_MAGIC};
 use quipu_nbd::{
-    Client, ClientEvent, Command, CommandFlags, Export, Handshake, MAX_PAYLOAD, Server,
-    ServerEvent, ServerOptions, Want,
+    Client, ClientEvent, Command, CommandFlags, Export, Handshake, MAX_PAYLOAD, Server, ServerEvent,
+    ServerOptions, Want,
 };
 use shares::Shares;
 
