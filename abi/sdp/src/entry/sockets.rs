@@ -61,9 +61,11 @@ fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
         let at = value.as_mut_ptr().cast();
         // SAFETY: room for so many bytes.
         let known = unsafe { real::getsockopt(fd, level, name, at, &raw mut len) } == 0;
+        let is_mark = level != libc::SOL_SOCKET || name == libc::SO_PRIORITY;
         // The kernel's priority follows IP_TOS: only without one is it the program's.
-        let is_own = name != libc::SO_PRIORITY || socket.lock().options.level() == (0, 0);
-        if known && is_own && (level == libc::SOL_SOCKET || value[0] != 0) {
+        let is_derived = name == libc::SO_PRIORITY && socket.lock().options.level() != (0, 0);
+        let is_default = is_mark && value == [0; 16];
+        if known && !is_derived && !is_default {
             let _ = socket.set_option(level, name, &value[..len as usize]);
         }
     }
