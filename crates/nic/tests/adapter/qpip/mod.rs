@@ -5,6 +5,7 @@ mod deferred;
 mod early;
 mod ends;
 mod hostile;
+mod iwarp;
 mod kept;
 mod lanes;
 mod lifecycle;
