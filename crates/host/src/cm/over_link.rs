@@ -90,12 +90,12 @@ impl Manager {
     }
 
     /// Gives a stream over the link to its queue pair, if it is one.
-    pub(super) fn gives_over_link(&mut self, what: HandOver) -> Result<(), HandOver> {
-        if !self.over_link.has(what.stream) {
-            return Err(what);
+    pub(super) fn gives_over_link(&mut self, what: &HandOver) -> bool {
+        let is_there = self.over_link.has(what.stream);
+        if is_there {
+            self.order_for(StreamOrder::HandOver(Box::new(what.clone())));
         }
-        self.order_for(StreamOrder::HandOver(Box::new(what)));
-        Ok(())
+        is_there
     }
 
     /// A peer has come to a port that is watched for streams.

@@ -2,6 +2,7 @@
 //! streams of plain iWARP.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use quipu_cm::{HandOver, IdKey, Protocol, StreamKey};
 use quipu_inet::stack::{ListenerId, TcpId};
@@ -19,6 +20,10 @@ use crate::net::Net;
 const BACKLOG: u32 = 1024;
 /// Between signs of life.
 const KEEP_ALIVE_NS: u64 = KEEP_ALIVE_SECONDS as u64 * 1_000_000_000;
+/// How long a process that ends waits for acknowledgements of what plain iWARP has sent over the link, and how
+/// long at a time. The kernel would see to it for a process that is gone; here nobody does.
+const LINGER_NS: u64 = 300_000_000;
+const LINGER_STEP: Duration = Duration::from_millis(2);
 /// Rounds of events and what they order before others get their turn.
 const ROUNDS: usize = 16;
 
@@ -33,15 +38,12 @@ fn settings(tos: Option<u8>) -> TcpSettings {
     TcpSettings { keep_alive, traffic_class: tos.unwrap_or(0) & !3, ..TcpSettings::default() }
 }
 
-/// Which of the devices connects over the packet link: the one from which connections are made, if it can, or
-/// else that of QPIP, if programs see it.
+/// What is spoken over the packet link: by the device from which connections are made, if it can, or else that
+/// of QPIP, if programs see it.
 fn link_protocol(config: &Config) -> Option<Protocol> {
-    let [plain, bare] =
-        [Device::QuipuIw0, Device::QuipuQp0].map(|device| config.devices.contains(&device));
     match config.cm_device {
-        Device::QuipuIw0 if plain => Some(Protocol::Iwarp),
-        _ if bare => Some(Protocol::Qpip),
-        _ => plain.then_some(Protocol::Iwarp),
+        Device::QuipuIw0 => Some(Protocol::Iwarp),
+        _ => config.devices.contains(&Device::QuipuQp0).then_some(Protocol::Qpip),
     }
 }
 
@@ -243,6 +245,25 @@ impl Core {
                 tracing::error!(%error, "the queue pair cannot be connected");
                 cm.not_begun(now.0, id, &error);
             }
+        }
+    }
+
+    /// The process ends: streams over the link are ended, and have a moment for what is under way on them.
+    pub(super) fn linger_on_link(&mut self) {
+        if self.qpip.is_none() {
+            return;
+        }
+        let mut now = self.clock.now();
+        let end = now.after(LINGER_NS);
+        self.adapter.end_streams(now);
+        self.settle(now);
+        while self.adapter.streams_owe() && now < end {
+            let Some(qpip) = &mut self.qpip else { return };
+            qpip.wait(LINGER_STEP);
+            now = self.clock.now();
+            qpip.ready(&mut self.adapter, now, libc::EPOLLIN as u32);
+            self.adapter.handle_timeout(now);
+            self.settle(now);
         }
     }
 

@@ -562,6 +562,8 @@ impl Core {
         self.adapter.place_held();
         self.adapter.release_acks();
         self.settle(now);
+        self.linger_on_link();
+        let now = self.clock.now();
         self.adapter.abort_connections(now);
         self.settle(now);
         self.links.shut_down();

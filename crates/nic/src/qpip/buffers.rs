@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn what_is_not_acknowledged_can_be_read_again() {
         let mut outbox = Outbox::default();
-        let mut offset = 0;
+        let mut offset = 0u64;
         for round in 0..200u64 {
             let bytes: Vec<u8> = (0..97).map(|n| (round * 97 + n) as u8).collect();
             outbox.push(&bytes);

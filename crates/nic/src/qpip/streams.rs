@@ -98,6 +98,12 @@ impl Inet {
         self.stack.set_receive_space(connection, WINDOW as u64);
     }
 
+    /// The connections of all streams.
+    fn streaming(&self) -> impl Iterator<Item = TcpId> {
+        let owned = self.owners.iter().flatten();
+        owned.filter(|(_, owner)| *owner == Owner::Stream).map(|(id, _)| *id)
+    }
+
     /// Copies what TCP sends again, or for the first time.
     pub(crate) fn copy_sent(
         &mut self,
@@ -238,6 +244,24 @@ impl<P: Probe> Adapter<P> {
             self.stream_event(connection, tcp::Event::PeerClosed(0));
         }
         Ok(conn)
+    }
+
+    /// The program goes away: ends all streams, whose bytes this adapter has, not the program's memory.
+    pub fn end_streams(&mut self, now: Time) {
+        self.hub.now = now;
+        self.fill_streams();
+        for connection in self.hub.inet.iter().flat_map(|inet| inet.streaming()).collect::<Vec<_>>()
+        {
+            self.hub.end_stream(connection);
+        }
+        self.take_inet_events();
+    }
+
+    /// Whether something that was sent on a stream is not acknowledged yet.
+    #[must_use]
+    pub fn streams_owe(&self) -> bool {
+        let streams = self.hub.inet.iter().flat_map(|inet| inet.streams.iter().flatten());
+        streams.map(|stream| stream.outbox.len()).any(|len| len > 0)
     }
 
     /// Both ends of a stream.
@@ -426,10 +450,8 @@ impl<P: Probe> Adapter<P> {
 
     /// The link is gone, and all streams over it.
     pub(super) fn lose_streams(&mut self) {
-        let Some(inet) = &self.hub.inet else { return };
-        let owned = inet.owners.iter().flatten();
-        let streams = owned.filter(|(_, owner)| *owner == Owner::Stream).map(|(id, _)| *id);
-        for connection in streams.collect::<Vec<_>>() {
+        for connection in self.hub.inet.iter().flat_map(|inet| inet.streaming()).collect::<Vec<_>>()
+        {
             self.end_for_user(connection, Some(Failure::Unreachable));
             self.hub.drop_stream(connection);
         }
