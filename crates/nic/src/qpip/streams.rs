@@ -30,6 +30,7 @@ use crate::event::Event;
 use crate::plain::Adoption;
 use crate::probe::Probe;
 use crate::qp::Path;
+use crate::receive::early::{self, Early};
 use crate::types::{ConnId, QpId, Time};
 
 /// Octets that a stream keeps for want of acknowledgements, before its queue pair has to wait.
@@ -235,6 +236,10 @@ impl<P: Probe> Adapter<P> {
         if let Some(stream) = self.hub.attached()?.stream(connection) {
             stream.conn = Some(conn);
             stream.inbox.put_in_front(rest);
+            let begin = stream.inbox.start();
+            if let Some(stream) = self.stream_of(conn).filter(|_| adoption.negotiated.crc) {
+                stream.early = Some(Box::new(Early::at(begin)));
+            }
         }
         self.deliver(connection);
         let inet = self.hub.attached()?;
@@ -347,11 +352,45 @@ impl<P: Probe> Adapter<P> {
                     let Some(stream) = inet.stream(connection) else { return };
                     stream.inbox.skip(used);
                     stream.inbox.put(placement.offset, bytes, WINDOW);
+                    if let Some(early) = self.early_of(conn) {
+                        early.note_segment(used == bytes.len());
+                    }
                 }
-                None => stream.inbox.put(placement.offset, bytes, WINDOW),
+                None => {
+                    stream.inbox.put(placement.offset, bytes, WINDOW);
+                    let conn = stream.conn;
+                    self.look_ahead(conn, in_order, placement.offset, bytes);
+                }
             }
         }
         self.deliver(connection);
+    }
+
+    /// What was placed out of order of a stream.
+    fn early_of(&mut self, conn: ConnId) -> Option<&mut Early> {
+        self.stream_of(conn)?.early.as_deref_mut()
+    }
+
+    /// A segment has come that is kept: behind a gap its payload may be placed at once.
+    fn look_ahead(&mut self, conn: Option<ConnId>, in_order: bool, offset: u64, bytes: &[u8]) {
+        let Some(conn) = conn else { return };
+        if in_order {
+            if let Some(early) = self.early_of(conn) {
+                early.note_bytes(offset, offset + bytes.len() as u64);
+            }
+        } else if let Some(id) = self.user_of(conn)
+            && let Some((qp, hub)) = self.qp_and_hub(id)
+        {
+            early::place(qp, hub, offset, bytes);
+        }
+    }
+
+    /// How many FPDUs of a queue pair over the adapter's own TCP were placed before those before them had
+    /// come (RFC 5041 5.1).
+    #[must_use]
+    pub fn placed_early(&self, id: QpId) -> u64 {
+        let Some(Path::Stream(stream)) = self.qps.get(id).map(|qp| &qp.path) else { return 0 };
+        stream.early.as_ref().map_or(0, |early| early.count())
     }
 
     /// Hands out what has come in order, and opens the window for more.

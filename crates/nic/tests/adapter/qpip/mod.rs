@@ -6,6 +6,7 @@ mod early;
 mod ends;
 mod hostile;
 mod iwarp;
+mod iwarp_early;
 mod kept;
 mod lanes;
 mod lifecycle;
