@@ -58,8 +58,8 @@ impl Cm {
         self.ids.get(key).is_some_and(|id| id.on_link)
     }
 
-    /// As [`handle_accepted`](Self::handle_accepted), of a stream that has come over a packet link. Plain iWARP
-    /// alone is spoken there.
+    /// As [`handle_accepted`](Self::handle_accepted), of a stream that has come over a packet link. Plain
+    /// iWARP alone is spoken there.
     pub fn handle_accepted_on_link(
         &mut self,
         now: u64,

@@ -223,7 +223,8 @@ impl Id {
         !(ip.is_unspecified() || alone && foreign)
     }
 
-    /// Where its queue pairs are, on an engine with these addresses: those on a packet link are at its address.
+    /// Where its queue pairs are, on an engine with these addresses: those on a packet link are at its
+    /// address.
     pub(crate) fn own_gid(&self, own: &Addresses) -> [u8; 16] {
         match (self.on_link, self.src) {
             (true, Some(src)) => gid_of(src.ip()),

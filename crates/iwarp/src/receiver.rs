@@ -246,9 +246,9 @@ impl Receiver {
         Ok(Some((len, self.deliver(ulpdu)?)))
     }
 
-    /// What the FPDU at the front of `bytes` would bring were it its turn: its length, and its segment if that
-    /// is a tagged one, which needs nothing of what comes before it (RFC 5041 5.1). For bytes behind a gap, of
-    /// which only a CRC says that they are an FPDU: without CRCs there is none.
+    /// What the FPDU at the front of `bytes` would bring were it its turn: its length, and its segment if
+    /// that is a tagged one, which needs nothing of what comes before it (RFC 5041 5.1). For bytes behind a
+    /// gap, of which only a CRC says that they are an FPDU: without CRCs there is none.
     pub fn ahead<'a>(&self, bytes: &'a [u8]) -> Option<(usize, Option<Segment<'a>>)> {
         let [high, low, ..] = *bytes else { return None };
         let ulpdu_len = usize::from(u16::from_be_bytes([high, low]));

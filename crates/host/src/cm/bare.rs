@@ -1,5 +1,5 @@
-//! The packet link, and connections of QPIP: the adapter makes them. Here is which of them belongs to which identifier, and what
-//! the adapter is to do; `engine/bare.rs` does it.
+//! The packet link, and connections of QPIP: the adapter makes them. Here is which of them belongs to which
+//! identifier, and what the adapter is to do; `engine/bare.rs` does it.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};

@@ -160,8 +160,8 @@ impl Manager {
         self.settle(now);
     }
 
-    /// What was ordered for an identifier whose connection is not to be any more: a stream that its queue pair
-    /// has not got ends.
+    /// What was ordered for an identifier whose connection is not to be any more: a stream that its queue
+    /// pair has not got ends.
     pub(super) fn call_off_stream(order: &mut StreamOrder, id: IdKey) {
         if let StreamOrder::HandOver(what) = order
             && what.id == id

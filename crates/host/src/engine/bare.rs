@@ -20,8 +20,8 @@ use crate::net::Net;
 const BACKLOG: u32 = 1024;
 /// Between signs of life.
 const KEEP_ALIVE_NS: u64 = KEEP_ALIVE_SECONDS as u64 * 1_000_000_000;
-/// How long a process that ends waits for acknowledgements of what plain iWARP has sent over the link, and how
-/// long at a time. The kernel would see to it for a process that is gone; here nobody does.
+/// How long a process that ends waits for acknowledgements of what plain iWARP has sent over the link, and
+/// how long at a time. The kernel would see to it for a process that is gone; here nobody does.
 const LINGER_NS: u64 = 300_000_000;
 const LINGER_STEP: Duration = Duration::from_millis(2);
 /// Rounds of events and what they order before others get their turn.
@@ -38,8 +38,8 @@ fn settings(tos: Option<u8>) -> TcpSettings {
     TcpSettings { keep_alive, traffic_class: tos.unwrap_or(0) & !3, ..TcpSettings::default() }
 }
 
-/// What is spoken over the packet link: by the device from which connections are made, if it can, or else that
-/// of QPIP, if programs see it.
+/// What is spoken over the packet link: by the device from which connections are made, if it can, or else
+/// that of QPIP, if programs see it.
 fn link_protocol(config: &Config) -> Option<Protocol> {
     match config.cm_device {
         Device::QuipuIw0 => Some(Protocol::Iwarp),

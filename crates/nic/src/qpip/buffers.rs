@@ -95,8 +95,8 @@ impl Inbox {
         self.bytes.splice(..0, bytes.iter().copied());
     }
 
-    /// Takes everything out that is kept before the offset `end`, and what is kept behind; to be given back by
-    /// [`give_back`](Self::give_back).
+    /// Takes everything out that is kept before the offset `end`, and what is kept behind; to be given back
+    /// by [`give_back`](Self::give_back).
     pub(crate) fn take(&mut self, end: u64) -> (Vec<u8>, usize) {
         let bytes = std::mem::take(&mut self.bytes);
         let whole = usize::try_from(end.saturating_sub(self.start)).unwrap_or(usize::MAX);

@@ -1,16 +1,17 @@
-//! Placement out of order (RFC 5041 5.1, RFC 5044 5 and 8): a segment of TCP that comes behind a gap has its
-//! tagged payload placed before the gap is filled. Delivery stays in order.
+//! Placement out of order (RFC 5041 5.1, RFC 5044 5 and 8): a segment of TCP that comes behind a gap has
+//! its tagged payload placed before the gap is filled. Delivery stays in order.
 //!
-//! A segment counts as one that begins with an FPDU only if all of it is FPDUs with right CRCs, from its first
-//! octet to its last, and if the segments before the gap began and ended with FPDUs as well. So a peer, or a
-//! box on the way, that cuts the stream anew does not get there. Should what was placed turn out to be no FPDU
-//! all the same, when its turn comes, nothing is placed out of order any more.
+//! A segment counts as one that begins with an FPDU only if all of it is FPDUs with right CRCs, from its
+//! first octet to its last, and if the segments before the gap began and ended with FPDUs as well. So a
+//! peer, or a box on the way, that cuts the stream anew does not get there. Should what was placed turn out
+//! to be no FPDU all the same, when its turn comes, nothing is placed out of order any more.
 //!
-//! All bytes are kept as well, up to the window, until their turn. Then they go the way of all others: checks,
-//! faults, completions; but what is in its place already is not copied again, since the program may have seen
-//! it. Three rules keep memory as if all had come in order, once it is delivered:
+//! All bytes are kept as well, up to the window, until their turn. Then they go the way of all others:
+//! checks, faults, completions; but what is in its place already is not copied again, since the program may
+//! have seen it. Three rules keep memory as if all had come in order, once it is delivered:
 //!
-//! - What ends a message is placed in its turn: programs poll the last byte of a write, and then use the rest.
+//! - What ends a message is placed in its turn: programs poll the last byte of a write, and then use the
+//!   rest.
 //! - A write in its turn that overlaps what was placed, and comes before it in the stream, has that placed
 //!   again in its turn; so has one that is placed early itself.
 //! - So has a segment that overlaps it in the stream: its bytes may be others.
