@@ -111,8 +111,8 @@ impl Queue {
         self.adapter.engine.modify_qp(self.qp, attr, mask).map_err(|error| errno_of(&error))
     }
 
-    /// Connects it as connection management says. A rule for its service ID counts more than the service level
-    /// and traffic class that the program has asked for.
+    /// Connects it as connection management says. A rule for its service ID counts more than the service
+    /// level and traffic class that the program has asked for.
     pub(crate) fn connect(&self, params: &QpParams, asked: (u8, u8)) -> Result<(), Errno> {
         self.by_rule.set(params.path.service_level);
         let av = AddressVector {

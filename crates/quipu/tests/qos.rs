@@ -1,5 +1,5 @@
-//! `quipu qos bench`: the processes of this machine share a port as its tables say. Tolerances are for a machine
-//! on which other tests run.
+//! `quipu qos bench`: the processes of this machine share a port as its tables say. Tolerances are for a
+//! machine on which other tests run.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -45,7 +45,7 @@ fn processes_share_a_port_as_its_tables_say() {
         assert!((0.5..=1.1).contains(&of_rate), "{share}");
     }
     let p50 = |index: usize| report["pings"][index]["p50_us"].as_f64().unwrap();
-    // A packet of bulk data takes 330 us at this rate. Waits for a processor are longer than any for a lane here.
+    // A packet of bulk data takes 330 us at this rate. Waits for a processor are longer than any for a lane.
     let (idle, one_lane, high_lane) = (p50(0), p50(1), p50(2));
     assert!(idle > 0.0 && high_lane < one_lane + 1000.0, "{report:#}");
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 /// The role of this process, if it is one of those commands.
-const ROLE: &str = "QUIPU_TEST_ROLE";
+const ROLE: &str = "TEST_ROLE_IN_A_HOST";
 
 /// Whether a user may make namespaces and TUN devices here.
 fn possible() -> bool {
@@ -107,14 +107,16 @@ fn two_machines_with_a_network_of_2_kb_packets() {
         "set -e; ip link set lo up; unshare -n sleep 60 & far=$!; \
          trap 'kill $far $server 2>/dev/null || true' EXIT; \
          for i in $(seq 100); do \
-             [ \"$(readlink /proc/$far/ns/net)\" != \"$(readlink /proc/$$/ns/net)\" ] && break; sleep 0.05; \
+             [ \"$(readlink /proc/$far/ns/net)\" != \"$(readlink /proc/$$/ns/net)\" ] && break; \
+             sleep 0.05; \
          done; \
          ip link add here mtu 2200 type veth peer name there mtu 2200 netns $far; \
          ip address add 10.9.0.1/24 dev here; ip link set here up; \
          nsenter -t $far -n sh -c 'ip link set lo up; ip address add 10.9.0.2/24 dev there; \
              ip link set there up; {ROLE}=\"serve 1\" exec {quipu} ipoib --device 10.9.0.2 \
              --address 10.7.0.1/24 -- {role}' & server=$!; \
-         {ROLE}='ask 10.7.0.1 mtu=2044' {quipu} ipoib --device 10.9.0.1 --address 10.7.0.2/24 -- {role}; \
+         {ROLE}='ask 10.7.0.1 mtu=2044' {quipu} ipoib --device 10.9.0.1 --address 10.7.0.2/24 \
+             -- {role}; \
          wait $server"
     );
     let output = Command::new("timeout")

@@ -55,7 +55,8 @@ pub(crate) struct Options {
     /// of --qos, such as `ipoib : 1`, or 0.
     #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=15))]
     sl: Option<u8>,
-    /// The Q_Key of the link (by default that of subnet managers). Interfaces with different keys do not hear each other.
+    /// The Q_Key of the link. Interfaces with different keys do not hear each other. The default is that of
+    /// subnet managers.
     #[arg(long, value_name = "KEY", default_value = "0xb1b", value_parser = key)]
     qkey: u32,
     /// Say at the end what passed and what was dropped.
@@ -81,9 +82,9 @@ Examples:
   quipu ipoib --sl 1 --qos qos.toml --address 10.7.0.4/24 -- bash      in the lane of level 1
   sudo quipu ipoib --address 10.7.0.5/24                 the interface is the machine's own
 
-The kernel's TCP, UDP and ICMP run over the interface. Its packets are datagrams of a UD queue pair, as
-IPoIB has it (RFC 4391). A command runs in a user namespace and a network namespace, as root there: no
-privilege is needed. docs/ipoib.md says more.";
+The kernel's TCP, UDP and ICMP run over the interface. Its packets are datagrams of a UD queue pair,
+as IPoIB has it (RFC 4391). A command runs in a user namespace and a network namespace, as root
+there: no privilege is needed. docs/ipoib.md says more.";
 
 fn address(text: &str) -> Result<(IpAddr, u8), String> {
     quipu_host::parse_address(text)

@@ -70,8 +70,8 @@ Examples:
   quipu qos bench --quick --rate 500Mbps
   quipu qos bench --plot weights.svg --json > qos.json
 
-The pings' answers do not go by the port: a ping waits there once. Numbers of a machine with fewer free
-processors than processes (four) include waits for a processor.";
+The pings' answers do not go by the port: a ping waits there once. Numbers of a machine with fewer
+free processors than processes (four) include waits for a processor.";
 
 /// The level of a worker.
 #[derive(clap::Args)]
