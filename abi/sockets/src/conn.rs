@@ -25,8 +25,8 @@ const MESSAGES: u32 = 8;
 /// fast over TCP, which joins them.
 const ONE_WAY: u32 = 32;
 const LONG: usize = 8 * 1024;
-/// The same after the other end was not found: the ends of such a stream make different numbers of calls, and so
-/// ask at different times.
+/// The same after the other end was not found: the ends of such a stream make different numbers of calls, and
+/// so ask at different times.
 const ONCE_MORE: u32 = 512;
 /// In `users`: the program has closed its last descriptor.
 const CLOSED: u32 = 1 << 31;

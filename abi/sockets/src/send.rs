@@ -26,8 +26,8 @@ const UNASKED: u32 = 8;
 /// block, and one that may not.
 const PATIENT_NS: u64 = 200_000;
 const BRIEF_NS: u64 = 20_000;
-/// The same for one that may block, while the receiver reads octets of TCP that come before those in the ring: a
-/// single call may take megabytes.
+/// The same for one that may block, while the receiver reads octets of TCP that come before those in the ring:
+/// a single call may take megabytes.
 const BACKLOG_NS: u64 = 1_000_000;
 /// For how long a blocking sender waits for TCP before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);

@@ -19,8 +19,8 @@ const FIRST_NS: u64 = 100_000;
 /// happens again before a look succeeds.
 const CROWDED_NS: u64 = 500_000;
 const MAX_CROWDED_NS: u64 = 16_000_000;
-/// Looks in a row that TCP ended, after which rings are not looked at for a while: the sender avoids them. The
-/// while doubles each time that this happens again.
+/// Looks in a row that TCP ended, after which rings are not looked at for a while: the sender avoids them.
+/// The while doubles each time that this happens again.
 const BY_TCP: u32 = 3;
 const AVOIDED_NS: u64 = 4_000_000;
 const MAX_AVOIDED_NS: u64 = 32_000_000;
