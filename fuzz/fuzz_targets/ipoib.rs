@@ -80,7 +80,9 @@ fn likely_discovery(bytes: &mut [u8]) {
     bytes[48..64].fill(0);
     (bytes[48], bytes[49], bytes[63]) = (0xfd, 7, target);
     if bytes.len() >= 88 {
-        bytes[64..68].copy_from_slice(&[1 + (bytes[40] & 1 ^ 1), 3, 0, 0]);
+        // Type 135 has the source's address, 136 the target's.
+        let option = if bytes[40] == 135 { 1 } else { 2 };
+        bytes[64..68].copy_from_slice(&[option, 3, 0, 0]);
         let own = bytes[68] & 3;
         bytes[68..88].copy_from_slice(&link(own).to_bytes());
     }
