@@ -9,12 +9,12 @@ mod shares;
 
 use input::Input;
 use libfuzzer_sys::fuzz_target;
-use quipu_machine::{Plan, RunError, Setting, Span, run};
+use quipu_machine::{FaultKind, FaultPlan, Plan, RunError, Setting, Span, run};
 use shares::Shares;
 
 static SHARES: Shares<2> = Shares::new(["a plan", "a run"]);
 
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 27] = [
     "nic.kind",
     "nic.attach",
     "nic.virtual_count",
@@ -26,7 +26,10 @@ const KEYS: [&str; 24] = [
     "nic.completion",
     "nic.rx_fifo",
     "nic.interrupt_delay",
+    "nic.segment_offload",
+    "nic.firmware_checksum",
     "workload.kind",
+    "workload.transport",
     "workload.connections",
     "workload.message",
     "cpu.cores",
@@ -41,11 +44,12 @@ const KEYS: [&str; 24] = [
     "pcie.lanes",
 ];
 
-const VALUES: [&str; 24] = [
+const VALUES: [&str; 27] = [
     "descriptor",
     "sinic",
     "vsinic",
     "fifo",
+    "lanai",
     "pcie",
     "pci",
     "memory",
@@ -54,6 +58,7 @@ const VALUES: [&str; 24] = [
     "stream",
     "maerts",
     "rr",
+    "udp",
     "web",
     "iscsi-target",
     "iscsi-initiator",
@@ -65,6 +70,7 @@ const VALUES: [&str; 24] = [
     "16",
     "1000",
     "64KB",
+    "128KB",
     "1us",
 ];
 
@@ -86,6 +92,15 @@ fuzz_target!(|data: &[u8]| {
         };
         if let Ok(with) = Plan::parse_with(&plan.to_toml(), &[Setting { key, value }]) {
             plan = with;
+        }
+    }
+    let kinds = [FaultKind::Stall, FaultKind::LostInterrupts, FaultKind::LinkLoss];
+    for _ in 0..input.byte() % 3 {
+        let (at, length) = (Span(input.word().into()), Span(input.word().into()));
+        let (core, ppm) = (u32::from(input.byte() % 4), input.word() % 1_000_001);
+        plan.faults.push(FaultPlan { kind: input.pick(&kinds), at, length, core, ppm });
+        if Plan::parse(&plan.to_toml()).is_err() {
+            plan.faults.pop();
         }
     }
     SHARES.reach("a plan");

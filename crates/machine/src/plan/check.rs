@@ -1,6 +1,6 @@
 //! What no machine can be: values that are out of range or contradict each other.
 
-use super::{Attach, CachePlan, FaultKind, NicKind, Plan, Transport, WorkloadKind};
+use super::{Attach, CachePlan, FaultKind, FaultPlan, NicKind, Plan, Transport, WorkloadKind};
 use crate::bus::pcie;
 use crate::costs;
 
@@ -189,8 +189,9 @@ impl Plan {
         need(!datagrams || (lanai && work.kind == WorkloadKind::Rr), "workload.transport", || {
             "udp: only rr on a lanai has datagrams; take tcp".into()
         })?;
-        need(self.faults.is_empty() || !lanai, "faults", || {
-            "a lanai takes no faults but lost frames: set link.loss_ppm".into()
+        let interrupts = |fault: &FaultPlan| fault.kind == FaultKind::LostInterrupts;
+        need(!lanai || !self.faults.iter().any(interrupts), "faults", || {
+            "a lanai raises no interrupts, its hosts poll: take stall or link-loss".into()
         })?;
         let one = matches!(work.kind, WorkloadKind::Stream | WorkloadKind::Maerts);
         need(!one || work.connections == 1, "workload.connections", || {
