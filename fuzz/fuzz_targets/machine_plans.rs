@@ -9,7 +9,10 @@ mod shares;
 
 use input::Input;
 use libfuzzer_sys::fuzz_target;
-use quipu_machine::{FaultKind, FaultPlan, Plan, RunError, Setting, Span, run};
+use quipu_machine::{
+    Bytes, FaultKind, FaultPlan, HcaPlan, NicKind, Plan, RunError, Setting, Span, StreamKind,
+    StreamPlan, run,
+};
 use shares::Shares;
 
 static SHARES: Shares<2> = Shares::new(["a plan", "a run"]);
@@ -74,6 +77,34 @@ const VALUES: [&str; 27] = [
     "1us",
 ];
 
+/// The plan with an InfiniBand adapter.
+fn with_hca(plan: &Plan, input: &mut Input) -> Plan {
+    let kinds = [StreamKind::Mpi, StreamKind::Eager, StreamKind::Sdp, StreamKind::Ipoib];
+    let stream = |input: &mut Input| StreamPlan {
+        kind: input.pick(&kinds),
+        count: u32::from(input.byte() % 20),
+        sl: input.byte() % 17,
+        both_ways: input.flag(),
+    };
+    let streams = (0..input.byte() % 4).map(|_| stream(input)).collect();
+    let text = |input: &mut Input| String::from_utf8_lossy(input.bytes()).into_owned();
+    let mut hca = HcaPlan { streams, ..HcaPlan::default() };
+    hca.dma_slots = input.count();
+    hca.dma_unit = Bytes(input.count().into());
+    hca.fifo = input.count();
+    hca.buffers = input.count();
+    hca.high_limit = input.byte();
+    hca.strict = input.flag();
+    if input.flag() {
+        hca.vlarb_low = text(input);
+        hca.sl2vl = text(input);
+    }
+    let mut plan = Plan { hca: Some(hca), ..plan.clone() };
+    plan.nic.kind = NicKind::Hca;
+    plan.link.mtu = 1 << (input.byte() % 14);
+    plan
+}
+
 fuzz_target!(|data: &[u8]| {
     SHARES.begin();
     if let Ok(text) = std::str::from_utf8(data) {
@@ -91,6 +122,12 @@ fuzz_target!(|data: &[u8]| {
             _ => input.pick(&VALUES).to_owned(),
         };
         if let Ok(with) = Plan::parse_with(&plan.to_toml(), &[Setting { key, value }]) {
+            plan = with;
+        }
+    }
+    if input.byte() % 4 == 1 {
+        let with = with_hca(&plan, &mut input);
+        if Plan::parse(&with.to_toml()).is_ok() {
             plan = with;
         }
     }

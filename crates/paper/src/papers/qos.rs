@@ -39,7 +39,7 @@ impl Experiment for Qos {
             "10" => figures::processors(hosts),
             "11" => figures::copies(hosts),
             "12" => figures::slower_link(hosts),
-            "case-1" => figures::faster_host(hosts),
+            "model-1" => figures::faster_host(hosts),
             other => bail!("there is no experiment for {other}"),
         }
     }
