@@ -81,6 +81,7 @@ pub use config::{
 };
 pub use engine::{
     CompletionEvent, ContextId, Doorbell, Engine, EventsReported, QpipInfo, TcpEvent,
+    poll_descriptors,
 };
 pub use error::{EngineError, OpenError};
 pub use exec::{

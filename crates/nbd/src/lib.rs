@@ -11,6 +11,7 @@
 //! | [`Server`] | the server's end: negotiation, then requests for a back end |
 //! | [`Client`] | the client's end: negotiation, then requests to a server |
 //! | [`messages`] | both ends over queue pairs, whose data move by RDMA |
+//! | [`schedule`] | a client's requests over connections that may be lost: their order, and what is repeated |
 //! | [`uri`] | NBD URIs, with schemes for the queue-pair transports |
 //!
 //! Source: the protocol description of the NBD project (`doc/proto.md`): fixed newstyle negotiation,
@@ -21,6 +22,7 @@
 mod client;
 mod export;
 pub mod messages;
+pub mod schedule;
 mod server;
 pub mod uri;
 pub mod wire;

@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quipu_host::nic::mem::Vouched;
 use quipu_host::nic::{Access, AsyncEvent, Fault, Gid, PdId};
-use quipu_host::{Config, ContextId, Engine, Guests, ShareError, Sharer};
+use quipu_host::{Config, ContextId, Engine, Guests, PollEntry, ShareError, Sharer};
 
 use crate::cq::CompletionQueue;
 use crate::error::Error;
@@ -135,6 +136,24 @@ impl Device {
         self.opened.engine.shutdown_flush();
     }
 
+    /// poll(2) by a thread that drives the device meanwhile, so that what comes wakes it at once.
+    /// Descriptors of completion queues may be among them. Returns how many are ready: 0 after `limit`,
+    /// after a signal, or sooner where the device has done something.
+    ///
+    /// # Errors
+    ///
+    /// The engine belongs to the parent of this process, or what the system says.
+    pub fn poll_descriptors(
+        &self,
+        entries: &mut [PollEntry],
+        limit: Option<Duration>,
+    ) -> Result<usize, Error> {
+        match self.opened.engine.poll_within(entries, limit) {
+            Err(quipu_host::EngineError::Interrupted) => Ok(0),
+            other => Ok(other?),
+        }
+    }
+
     /// Waits for an asynchronous event about the objects of this device.
     ///
     /// # Errors
@@ -147,6 +166,21 @@ impl Device {
                 other => return Ok(other?),
             }
         }
+    }
+}
+
+/// poll(2) without a device. Returns how many descriptors are ready: 0 after `limit`, or after a signal.
+///
+/// # Errors
+///
+/// What the system says.
+pub fn poll_descriptors(
+    entries: &mut [PollEntry],
+    limit: Option<Duration>,
+) -> Result<usize, Error> {
+    match quipu_host::poll_descriptors(entries, limit) {
+        Err(quipu_host::EngineError::Interrupted) => Ok(0),
+        other => Ok(other?),
     }
 }
 

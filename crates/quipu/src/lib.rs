@@ -68,7 +68,7 @@ mod srq;
 pub use connection::{Connection, ConnectionRequest, Listener};
 pub use cq::CompletionQueue;
 pub use datagram::{DatagramAddress, DatagramQueuePair, Destination, ROUTE_HEADER};
-pub use device::{Device, ProtectionDomain};
+pub use device::{Device, ProtectionDomain, poll_descriptors};
 pub use endpoint::{Endpoint, EndpointSyntaxError};
 pub use error::Error;
 pub use memory::{MemoryRegion, RemoteMemory, VouchedRegion};
@@ -81,7 +81,7 @@ pub use quipu_host::nic::{
 pub use quipu_host::strict::Ignored;
 pub use quipu_host::{
     CaptureConfig, Config, ConfigError, Device as DeviceModel, EngineError, OpenError,
-    PeerMemoryPolicy, SameHost, SharedPages, StrictMode, StrictOrder,
+    PeerMemoryPolicy, PollEntry, SameHost, SharedPages, StrictMode, StrictOrder,
 };
 pub use request::Request;
 pub use srq::SharedReceiveQueue;

@@ -130,6 +130,10 @@ impl Row {
     }
 }
 
+/// The file of a program whose calls the library does not see (a static one, or one in Go). Its connections
+/// are to be looked up elsewhere.
+pub const MARK: &str = "unseen\n";
+
 /// What a process shows of all its connections, closed ones too, since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
@@ -226,6 +230,12 @@ mod tests {
         for line in ["", "7", "7 a b 1 2 3 4 5", "7 a b 1 2 3 4 5 x", "x a b 1 2 3 4 5 6"] {
             assert_eq!(Row::decode(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn the_mark_is_no_row() {
+        assert_eq!(Row::decode(MARK.trim_end()), None);
+        assert_eq!(Totals::decode(MARK.trim_end()), None);
     }
 
     #[test]

@@ -68,6 +68,7 @@ pub use self::events::{CompletionEvent, ContextId, EventsReported};
 pub(crate) use self::memory::QUIET_WAIT;
 pub use self::post::Doorbell;
 pub use self::qpip::{QpipInfo, TcpEvent};
+pub use self::wait::poll_descriptors;
 
 /// The most connections of QPIP.
 const MAX_CONNECTIONS: u32 = 1 << 17;

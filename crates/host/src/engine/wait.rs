@@ -32,6 +32,19 @@ pub(super) fn wait_readable(fd: RawFd, most: Option<Duration>) -> Result<(), Eng
     }
 }
 
+/// poll(2) without an engine: how many of these descriptors have something to say, waiting for `most` at
+/// most.
+///
+/// # Errors
+///
+/// [`EngineError::Interrupted`], or what the system says.
+pub fn poll_descriptors(
+    fds: &mut [libc::pollfd],
+    most: Option<Duration>,
+) -> Result<usize, EngineError> {
+    look(fds, most)
+}
+
 /// How many of these descriptors have something to say, waiting for `most` at most.
 fn look(fds: &mut [libc::pollfd], most: Option<Duration>) -> Result<usize, EngineError> {
     match sys::poll(fds, most) {

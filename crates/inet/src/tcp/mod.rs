@@ -3,10 +3,10 @@
 //! A [`Connection`] is a value. Calls, parsed segments and the time go in; segments to be sent, events and
 //! the next deadline come out:
 //!
-//! 1. [`Connection::handle_segment`] for what arrives, [`Connection::handle_timeout`] when it is time;
-//! 2. [`Connection::poll_held`] and [`Connection::poll_event`] until they have nothing more;
-//! 3. [`Connection::poll_transmit`] until it has nothing more;
-//! 4. [`Connection::poll_timeout`] for the next deadline.
+//! 1. [`Connection::handle_segment`] for what arrives, [`Connection::handle_timeout`] when it is time; 2.
+//! [`Connection::poll_held`] and [`Connection::poll_event`] until they have nothing more; 3.
+//! [`Connection::poll_transmit`] until it has nothing more; 4. [`Connection::poll_timeout`] for the next
+//! deadline.
 //!
 //! **Its buffers are the queue pair's.** [`Connection::send`] says that so many octets more exist, which
 //! the user can read again until [`Event::Acked`] says that they are acknowledged; a [`Segment`] names a
@@ -344,8 +344,8 @@ impl Connection {
     }
 
     /// `len` octets more are to be sent, and can be read until they are acknowledged. In message mode
-    /// `end_of_message` says that a message ends with them; in stream mode it means nothing. Returns the
-    /// offset of the stream behind them.
+    /// `end_of_message` says that a message ends with them; in stream mode it means something only to
+    /// segments that are [aligned](Config::aligned). Returns the offset of the stream behind them.
     ///
     /// # Errors
     /// The connection is closed for sending, or has carried all that it can; in message mode also: too many
@@ -355,7 +355,7 @@ impl Connection {
         if !open {
             return Err(SendError::Closed);
         }
-        let message = self.config.mode == Mode::Message;
+        let message = self.config.keeps_ends();
         if message && len == 0 {
             return Err(SendError::Empty);
         }

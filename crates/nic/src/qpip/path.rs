@@ -86,6 +86,7 @@ impl TcpPath {
             sends: Sends { ends: slots(max_send_wr).into(), written: 0, acked: 0, hint: 0 },
             receives: Receives {
                 ends: slots(max_recv_wr).into(),
+                waiting: 0,
                 posted: 0,
                 front: 0,
                 front_at: 0,
@@ -229,6 +230,8 @@ pub(crate) struct Place {
 pub(crate) struct Receives {
     /// What all receives ever posted have room for, up to each of those that are posted now.
     ends: Box<[u64]>,
+    /// How many of them there are.
+    waiting: u32,
     /// The same up to the last one.
     posted: u64,
     /// The same before the one in front.
@@ -253,6 +256,7 @@ impl Receives {
     /// A receive with room for `len` octets was posted at `position`.
     #[inline]
     pub(crate) fn push(&mut self, position: u32, len: u64) {
+        self.waiting += 1;
         // The length in a completion has 32 bits.
         self.posted += len.min(u64::from(u32::MAX));
         let slot = position as usize & (self.ends.len() - 1);
@@ -324,6 +328,7 @@ impl Receives {
 
     /// The receive at `head` is complete with `len` octets: it is in front no more.
     pub(crate) fn pop(&mut self, head: u32, len: u64) {
+        self.waiting = self.waiting.saturating_sub(1);
         self.front_at += len;
         self.front = at(&self.ends, head);
     }
@@ -333,11 +338,12 @@ impl Receives {
         self.contiguous > self.delivered
     }
 
-    /// The room behind what TCP has; no more than `most`, and one octet at least that would be kept, if none
-    /// is.
+    /// The room after what TCP has; no more than `most`. It is one octet at least, unless TCP has
+    /// something that is not in a receive. In stream mode the octet would be kept. In message mode a receive
+    /// without room takes it, and fails; were the window closed, the message would wait for ever.
     pub(crate) fn room(&self, most: u64) -> u64 {
         let taken = self.front + (self.contiguous - self.front_at);
-        let least = u64::from(self.keeps && !self.is_owed());
+        let least = u64::from((self.keeps || self.waiting > 0) && !self.is_owed());
         self.posted.saturating_sub(taken).clamp(least, most)
     }
 

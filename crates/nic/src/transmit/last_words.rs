@@ -1,15 +1,18 @@
 //! The last words of a stream, which its queue pair has let go of: written at once, since nothing is read
 //! from memory of the program once that is so.
 
-use quipu_iwarp::wire::rdmap::{AtomicResponse, UntaggedOp};
+use quipu_iwarp::wire::Stag;
+use quipu_iwarp::wire::rdmap::{AtomicResponse, ReadRequest, UntaggedOp};
+use quipu_iwarp::wire::terminate::Terminate;
+use quipu_iwarp::{Verdict, terminate};
 use quipu_mem::Regions;
 
 use super::ROOM_BYTES;
 use super::stream::{Step, answer_piece, say};
 use crate::stream::{Answer, StreamPath, Turn};
 
-/// Answers of so many bytes in all are given yet: a card has given what was asked before. Who asked for more
-/// repeats it in vain.
+/// Answers of so many bytes in all are given yet: a card has given what was asked before. A peer that asked
+/// for more repeats its request, and nobody answers.
 const ANSWER_BYTES: u32 = 64 << 10;
 
 /// Bytes that are still to be sent on a stream.
@@ -44,7 +47,9 @@ impl LastWords {
         if stream.must_go_on() != Some(Turn::Request) {
             words.answer(stream, regions, num);
         }
-        if let Some(terminate) = stream.terminate.take() {
+        if let Some(terminate) = stream.terminate.take()
+            && finds_its_request(&terminate, stream.answers.front())
+        {
             let mut msg = stream.tx.begin_untagged(UntaggedOp::Terminate, 0);
             words.write(ROOM_BYTES, |out| stream.tx.whole(&mut msg, out, &terminate));
         }
@@ -90,5 +95,22 @@ impl LastWords {
         out[..count].copy_from_slice(&rest[..count]);
         self.sent += count;
         count
+    }
+}
+
+/// Whether the peer finds the request that `terminate` refuses: it takes the oldest one without an answer. So
+/// no answer may be `owed`, but that of the read which is refused.
+fn finds_its_request(terminate: &Terminate, owed: Option<&Answer>) -> bool {
+    if terminate::verdict(terminate.code) == Verdict::Transport {
+        return true;
+    }
+    match owed {
+        None => true,
+        Some(&Answer::Read { sink_stag, sink_to, size, rkey, addr, .. }) => {
+            let (sink_stag, source_stag) = (Stag(sink_stag), Stag(rkey));
+            let read = ReadRequest { sink_stag, sink_to, size, source_stag, source_to: addr };
+            terminate.read_request == Some(read)
+        }
+        Some(Answer::Atomic { .. }) => false,
     }
 }

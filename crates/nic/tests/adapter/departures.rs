@@ -291,6 +291,24 @@ fn who_is_to_blame_for_an_end_may_leave_before_it() {
     assert_eq!(pair.hosts[1].adapter.poll_timeout(), None);
 }
 
+/// It says no end that would be taken for the end of a read that it has not answered.
+#[test]
+fn who_leaves_with_answers_owed_blames_no_request() {
+    const LEN: usize = 300_000;
+    for how in [Leave::Destroyed, Leave::Reset, Leave::Error] {
+        let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
+        let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
+        pair.recv(1, qps[1], 3, &[there.sge(0, 4)]);
+        let read = SendOp::Read { addr: there.addr(), rkey: there.key() };
+        pair.send(0, qps[0], 1, read, &[here.sge(0, LEN)]);
+        pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, 8)]);
+        ask(&mut pair);
+        leave(&mut pair, qps[1], how);
+        pair.later(SECOND);
+        assert_eq!(pair.polled(0), [(1, RetryExcErr), (2, WrFlushErr)], "{how:?}");
+    }
+}
+
 /// The requests of host 0 arrive, and nothing else happens.
 fn ask(pair: &mut Pair) {
     let (ends, mut bytes) = (pair.stream_ends(), vec![0; 8192]);

@@ -14,6 +14,7 @@ use super::{elf, libraries, run, variables};
 
 mod measure;
 mod processes;
+mod unseen;
 
 pub(super) use self::processes::{Process, processes};
 
@@ -24,6 +25,10 @@ pub(crate) struct Options {
     /// Show the connections of your programs: those through shared memory, and why others are not.
     #[arg(long, conflicts_with = "program")]
     report: bool,
+    /// The program makes its own system calls: it is linked statically, or is in Go. It uses the kernel's TCP
+    /// only, exactly as without Quipu; --report shows its connections. Programs that it starts are carried.
+    #[arg(long = "static", conflicts_with_all = ["report", "measure", "sdp"])]
+    is_static: bool,
     /// Measure what the library of the extended sockets interface costs a program that does not use it, and
     /// iWARP on a socket next to plain TCP. Prints JSON.
     #[arg(long, conflicts_with_all = ["program", "report"])]
@@ -54,6 +59,7 @@ Examples:
   quipu sockets -- redis-server
   quipu sockets -- redis-benchmark -t get      in another terminal
   quipu sockets --report                       in a third one
+  quipu sockets --static -- ./server           a statically linked program, or one in Go
   quipu sockets --sdp -- qperf                 a program that asks for SDP
   quipu sockets --sdp=libsdp.conf -- iperf3 -s a program whose rules ask for it
 
@@ -86,15 +92,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     let (name, args) = options.program.split_first().expect("clap requires a program");
     let file = run::find(name)?;
-    if matches!(elf::inspect(&file), elf::Kind::Static | elf::Kind::OtherLoader(_)) {
+    let is_static = matches!(elf::inspect(&file), elf::Kind::Static | elf::Kind::OtherLoader(_));
+    if is_static && !options.is_static {
         eprintln!(
-            "quipu: {} does not load Quipu's library: it uses the kernel's TCP only",
+            "quipu: {} does not load Quipu's library: it uses the kernel's TCP only. --static silences \
+             this message",
             file.display()
         );
     }
     let mut command = Command::new(&file);
     command.arg0_of(name).args(args);
     match &options.sdp {
+        // Only programs that it starts may load the library.
+        None if options.is_static => match preload() {
+            Ok(value) => command.env("LD_PRELOAD", value),
+            Err(_) => &mut command,
+        },
         None => command.env("LD_PRELOAD", preload()?),
         Some(rules) => {
             if let Some(file) = rules_in(rules.as_deref())? {
@@ -103,6 +116,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             command.env("LD_PRELOAD", preload_of(libraries::SDP)?)
         }
     };
+    if (is_static || options.is_static) && options.sdp.is_none() {
+        // Without a mark, the report does not know the program; it runs all the same.
+        let _ = unseen::mark();
+    }
     // It returns only if it fails.
     Err(run::not_run(&file, quipu_host::become_program(&mut command)))
 }
@@ -159,7 +176,7 @@ fn preload_of(name: &str) -> Result<OsString, Failure> {
 /// Prints what the processes of this user show.
 fn show() -> Result<ExitCode, Failure> {
     let processes = processes();
-    if processes.iter().all(|process| process.rows.is_empty()) {
+    if processes.iter().all(|process| process.rows.is_empty() && !process.is_unseen) {
         println!("none of your programs has opened a connection yet");
         return Ok(ExitCode::SUCCESS);
     }
@@ -173,7 +190,15 @@ fn show() -> Result<ExitCode, Failure> {
 
 /// The part of the report that is about one process.
 fn lines(process: &Process) -> Vec<String> {
-    let Process { number, program, totals, rows } = process;
+    let Process { number, program, totals, is_unseen, rows } = process;
+    if *is_unseen {
+        let connections = rows.iter().map(|row| {
+            let (local, remote) = &row.addresses;
+            format!("  fd {:<4} {local} - {remote}  {}", row.fd, row.reason)
+        });
+        let first = format!("{number} {program}: 0 of {} connections raised (static)", rows.len());
+        return std::iter::once(first).chain(connections).collect();
+    }
     let raised = rows.iter().filter(|row| row.reason == Reason::None).count();
     let mut lines =
         vec![format!("{number} {program}: {raised} of {} connections raised", rows.len())];
@@ -230,6 +255,7 @@ mod tests {
             number: 7,
             program: "redis-server".into(),
             totals: Some(totals),
+            is_unseen: false,
             rows: vec![row, raised],
         };
         let lines = lines(&process);
@@ -237,5 +263,27 @@ mod tests {
         assert!(lines[1].starts_with("  in all: 3 raised, 0 lowered;"), "{}", lines[1]);
         assert!(lines[2].contains("the other end does not run Quipu"), "{}", lines[2]);
         assert!(lines[3].contains("raised;"), "{}", lines[3]);
+    }
+
+    #[test]
+    fn the_report_says_that_a_static_program_is_not_seen() {
+        let row = Row {
+            fd: 5,
+            addresses: ("127.0.0.1:1".into(), "127.0.0.1:2".into()),
+            reason: Reason::Unseen,
+            sent: (0, 0),
+            received: (0, 0),
+            withdrawals: 0,
+        };
+        let process = Process {
+            number: 7,
+            program: "server".into(),
+            totals: None,
+            is_unseen: true,
+            rows: vec![row],
+        };
+        let lines = lines(&process);
+        assert_eq!(lines[0], "7 server: 0 of 1 connections raised (static)");
+        assert!(lines[1].ends_with("plain: the program uses calls that Quipu does not see"));
     }
 }

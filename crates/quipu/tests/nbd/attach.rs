@@ -6,17 +6,17 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Folder, Server, content, is_there, needs, run};
+use super::{Folder, Program, Server, content, is_there, needs, run};
 
 /// A disk that is attached until the end of the test.
-struct Attached {
+pub(super) struct Attached {
     process: Child,
     folder: String,
 }
 
 impl Attached {
     /// `None` where FUSE is not allowed.
-    fn new(folder: &Folder, arguments: &[&str]) -> Option<Self> {
+    pub(super) fn new(folder: &Folder, arguments: &[&str]) -> Option<Self> {
         if !needs::met(Path::new("/dev/fuse").exists(), "fuse3 (and /dev/fuse)") {
             return None;
         }
@@ -36,12 +36,12 @@ impl Attached {
         Some(Self { process, folder: at })
     }
 
-    fn file(&self) -> String {
+    pub(super) fn file(&self) -> String {
         format!("{}/nbd", self.folder)
     }
 
     /// Unmounts, after which the process ends.
-    fn end(mut self) {
+    pub(super) fn end(mut self) {
         run("umount", &[&self.folder]);
         assert!(self.process.wait().unwrap().success());
     }
@@ -67,12 +67,64 @@ fn fio(file: &str, size: &str) {
             "--rw=randrw",
             "--bsrange=512-256k",
             "--verify=crc32c",
+            "--verify_state_save=0",
             "--fsync=50",
             "--randseed=7",
             &file,
             &size,
         ],
     );
+}
+
+/// How many requests a server that nbdkit has logged had at a time.
+fn most_at_a_time(log: &str) -> usize {
+    let (mut now, mut most) = (0_usize, 0);
+    for line in log.lines() {
+        if line.contains(" Read id=") {
+            now += 1;
+        } else if line.contains(" ...Read id=") {
+            now = now.saturating_sub(1);
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+#[test]
+fn many_requests_are_under_way_at_a_time() {
+    if !is_there("nbdkit", "nbdkit") || !is_there("fio", "fio") {
+        return;
+    }
+    let folder = Folder::new("depth");
+    let (socket, log) = (folder.file("socket"), folder.file("log"));
+    let file = format!("logfile={log}");
+    let server = Command::new("nbdkit")
+        .args(["-f", "-U", &socket, "--filter=log", "--filter=delay", "memory", "32M"])
+        .args(["rdelay=20ms", &file])
+        .spawn()
+        .unwrap();
+    let server = Program(server);
+    let begun = Instant::now();
+    while !Path::new(&socket).exists() && begun.elapsed().as_secs() < 20 {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let uri = format!("nbd+unix:///?socket={socket}");
+    // Several requests of a program, and those of the kernel that reads ahead for one that makes one at
+    // a time.
+    for (arguments, engine, least) in [
+        (&[][..], &["--ioengine=libaio", "--iodepth=16", "--direct=1"][..], 8),
+        (&["--cache"], &["--ioengine=psync"], 2),
+    ] {
+        fs::write(&log, "").unwrap();
+        let Some(attached) = Attached::new(&folder, &[arguments, &[&uri]].concat()) else { return };
+        let name = format!("--filename={}", attached.file());
+        let all = ["--name=t", "--rw=read", "--bs=64k", "--size=8M", &name];
+        run("fio", &[&all[..], engine].concat());
+        attached.end();
+        let most = most_at_a_time(&fs::read_to_string(&log).unwrap());
+        assert!(most >= least, "{arguments:?}: {most}");
+    }
+    drop(server);
 }
 
 fn is_root() -> bool {
@@ -110,23 +162,35 @@ fn ext2_on_an_attached_disk_is_sound_after_random_writes() {
     if !is_there("mke2fs", "e2fsprogs") || !is_there("fio", "fio") || !is_root() {
         return;
     }
-    for transport in [&[][..], &["--rdma"]] {
+    // By the kernel's pages of the file, and by a block device with many requests under way.
+    for (transport, attach, direct) in [
+        (&[][..], &[][..], "off"),
+        (&[], &[], "on"),
+        (&[], &["--cache"], "off"),
+        (&["--rdma"], &[], "off"),
+        (&["--rdma"], &[], "on"),
+    ] {
         let folder = Folder::new("ext2");
         let server = Server::tcp(&[&["--memory", "32M"][..], transport].concat());
-        let Some(attached) = Attached::new(&folder, &[&server.uri]) else { return };
+        let Some(attached) = Attached::new(&folder, &[attach, &[&server.uri]].concat()) else {
+            return;
+        };
         run("mke2fs", &["-q", "-t", "ext2", &attached.file()]);
         let root = folder.file("root");
         fs::create_dir_all(&root).unwrap();
         // In a mount namespace of its own: no other one keeps the file system after it is unmounted.
         let file = attached.file();
-        let mount = format!("mount -t ext2 -o loop {file} {root}");
+        let mount = format!(
+            "device=$(losetup --find --show --direct-io={direct} {file}) && \
+             {{ mount -t ext2 $device {root}; mounted=$?; losetup --detach $device; [ $mounted = 0 ]; }}"
+        );
         let may = Command::new("unshare").args(["-m", "sh", "-c", &mount]).output().unwrap();
         if !may.status.success() {
             eprintln!("skipped: no loop device: {}", String::from_utf8_lossy(&may.stderr));
             return;
         }
         let work = format!(
-            "set -e; {mount}; fio --name=t --rw=randrw --bsrange=512-256k --verify=crc32c --fsync=50 \
+            "set -e; {mount}; fio --name=t --rw=randrw --bsrange=512-256k --verify=crc32c --verify_state_save=0 --fsync=50 \
              --filename={root}/data --size=8M; sync -f {root}; umount {root}"
         );
         run("unshare", &["-m", "sh", "-c", &work]);

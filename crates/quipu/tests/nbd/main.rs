@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 mod needs;
 
 mod attach;
+mod order;
+mod peers;
 mod queue_pairs;
 mod tls;
 
@@ -72,6 +74,16 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A program that ends with the test.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -215,6 +227,7 @@ fn fio_verifies_random_writes() {
             "--iodepth=16",
             "--size=16M",
             "--verify=crc32c",
+            "--verify_state_save=0",
             "--output-format=terse",
         ],
     );

@@ -1,9 +1,9 @@
 //! TLS with the programs of others at the other end.
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use super::{Folder, Server, content, is_there, quipu, refused, run};
+use super::{Folder, Program, Server, content, is_there, quipu, refused, run};
 
 /// Certificates, in the files that nbdkit, qemu and libnbd look for.
 fn certificates(folder: &Folder) -> String {
@@ -26,16 +26,6 @@ fn certificates(folder: &Folder) -> String {
     }
     run("sh", &["-c", &script]);
     at
-}
-
-/// A program that ends with the test.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn with(uri: &str, pki: &str) -> String {

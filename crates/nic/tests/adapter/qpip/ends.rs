@@ -254,7 +254,7 @@ fn a_message_longer_than_its_receive_ends_the_connection() {
 /// The same where it is the only receive: the sender keeps to the window, which is of whole units.
 #[test]
 fn a_message_longer_than_all_receives_ends_the_connection() {
-    for (room, len) in [(1_500, 2_000), (199, 200), (1_430, 1_441), (10_000, 20_000)] {
+    for (room, len) in [(1_500, 2_000), (199, 200), (1_430, 1_441), (10_000, 20_000), (0, 45)] {
         let mut net = Net::new();
         let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
         let (source, sink) = (net.buffer(0, 1 << 16), net.buffer(1, 1 << 16));

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::info::{failed, prepare};
 use super::rdma::{Data, Link};
-use super::session::Trouble;
+use super::session::{PATIENCE, Trouble};
 use super::{Failure, size, socket};
 use crate::cmd::qpip::LinkOptions;
 
@@ -92,14 +92,14 @@ fn connect(options: &Options) -> Result<Box<dyn Pipeline>, Trouble> {
     let (places, block) = (options.depth as usize, options.block as usize);
     Ok(match &options.uri.place {
         Place::Rdma { host, port } => {
-            let mut link = Link::open((host, *port), wanted)?;
+            let mut link = Link::open((host, *port), wanted, PATIENCE)?;
             link.spins = block < 64 << 10;
             let memory = link.pd.register(places * block, Access::LOCAL_WRITE)?;
             let lent = (0..places).map(|_| None).collect();
             Box::new(OverQueuePair { link, memory, block, lent, cookies: vec![0; places] })
         }
         _ => {
-            let session = socket::Session::open(&options.uri, wanted)?;
+            let session = socket::Session::open(&options.uri, wanted, PATIENCE)?;
             let places = vec![(0, vec![0x5a; block]); places];
             Box::new(OverSocket { session, places })
         }

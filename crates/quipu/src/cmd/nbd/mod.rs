@@ -6,6 +6,7 @@ mod copy;
 mod disk;
 mod file;
 mod info;
+mod line;
 mod load;
 mod memory;
 mod qpip;

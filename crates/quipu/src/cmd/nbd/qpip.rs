@@ -4,12 +4,15 @@
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use quipu::qpip::{Adapter, Mode, TcpListener, TcpQueuePair, TcpSettings};
-use quipu::{Access, Completion, CompletionQueue, Error, MemoryRegion, Request, Sge, WcStatus};
+use quipu::{
+    Access, Completion, CompletionQueue, Device, Error, MemoryRegion, Request, Sge, WcStatus,
+};
 
 use super::session::Trouble;
 use crate::cmd::failure::Failure;
@@ -33,6 +36,11 @@ pub(super) fn open(link: &LinkOptions) -> Result<&'static Adapter, Failure> {
         let _ = ADAPTER.set(link.open()?);
     }
     Ok(ADAPTER.get().expect("set above"))
+}
+
+/// The adapter, if it is up.
+pub(super) fn opened() -> Option<Device> {
+    ADAPTER.get().map(|adapter| Device::clone(adapter))
 }
 
 fn settings() -> TcpSettings {
@@ -88,12 +96,12 @@ impl QpipStream {
         })?;
         let stream = Self::new(adapter)?;
         stream.qp.connect(SocketAddr::new(host, port), &settings())?;
-        stream.watch();
+        stream.watch_end();
         Ok(stream)
     }
 
     /// Has reads end when the peer does.
-    fn watch(&self) {
+    fn watch_end(&self) {
         let qp = Arc::clone(&self.qp);
         // Without a thread the end is noticed by the next request.
         let _ = thread::Builder::new().name("nbd end".into()).spawn(move || {
@@ -107,7 +115,24 @@ impl QpipStream {
         Ok([self.memory.sge(place as usize * LENGTH, length)?])
     }
 
-    /// How long a read waits; `None`: for ever.
+    /// Has the returned descriptor become readable when something comes, or room for more.
+    pub(super) fn watch(&self) -> io::Result<RawFd> {
+        self.cq.request_event(false).map_err(other)?;
+        Ok(self.cq.as_raw_fd())
+    }
+
+    /// Makes the descriptor unreadable again, before what has come is read.
+    pub(super) fn take_event(&self) -> io::Result<()> {
+        self.cq.take_event().map_err(other)
+    }
+
+    /// Ends the connection at once: nothing more is sent.
+    pub(super) fn abort(&mut self) {
+        let _ = self.qp.abort();
+        self.has_ended = true;
+    }
+
+    /// How long a read waits; `None`: for ever; zero: it does not, and would block.
     pub(super) fn set_patience(&mut self, patience: Option<Duration>) {
         self.patience = patience;
     }
@@ -118,6 +143,9 @@ impl QpipStream {
         let mut found = self.cq.poll(&mut out).map_err(other)?;
         if found == 0 {
             let limit = self.patience.unwrap_or(FOREVER);
+            if limit.is_zero() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
             found = self.cq.wait_timeout(&mut out, limit).map_err(other)?;
         }
         if found == 0 {
@@ -224,7 +252,7 @@ impl Door {
         let stream = QpipStream::new(self.adapter)?;
         self.listener.offer(&stream.qp)?;
         stream.qp.wait_connected()?;
-        stream.watch();
+        stream.watch_end();
         Ok(stream)
     }
 }

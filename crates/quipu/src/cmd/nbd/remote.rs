@@ -1,15 +1,14 @@
 //! A server's export as a disk.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use quipu_nbd::uri::Uri;
-use quipu_nbd::{Command, CommandFlags, Errno, Export, Extent, TransmissionFlags};
+use quipu_nbd::{Command, CommandFlags, Export, Extent, TransmissionFlags};
 
 use super::disk::Disk;
-use super::session::{Outcome, Session, Trouble};
+use super::session::{Outcome, PATIENCE, Session, Trouble};
 
 /// Connections at a time to a server whose connections see each other's writes.
 const CONNECTIONS: usize = 4;
@@ -18,38 +17,45 @@ const LONGEST: usize = 8 << 20;
 
 /// How long a reply may take, unless the caller says otherwise: a flush of a slow disk takes some time.
 const REPLY_PATIENCE: Duration = Duration::from_secs(30);
-/// Between two attempts to connect again.
-const RETRY: Duration = Duration::from_millis(100);
+/// How long a server may take for each step of the negotiation of a further connection, before the first
+/// one has to do: some servers take one connection only, and leave others waiting.
+const FURTHER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The connections.
+struct Sessions {
+    idle: Vec<Session>,
+    /// How many there are or are being made.
+    count: usize,
+    /// The server takes no more than there are.
+    is_alone: bool,
+}
 
 /// The disk. Sessions are opened as they are needed, and kept.
 pub(super) struct Remote {
     uri: Uri,
     export: Export,
     has_status: bool,
-    idle: Mutex<Vec<Session>>,
+    sessions: Mutex<Sessions>,
+    /// A session has become idle or has ended.
+    changed: Condvar,
     /// How long a reply may take.
     patience: Duration,
-    /// For how long a lost connection is made anew, and requests are repeated.
-    reconnect: Option<Duration>,
 }
 
 impl Remote {
     /// Connects to the URI's export.
     pub(super) fn open(uri: &Uri) -> Result<Self, Trouble> {
-        let session = Session::open(uri)?;
+        let session = Session::open(uri, PATIENCE)?;
         let (export, has_status) = (session.export().clone(), session.has_status());
-        let (idle, patience) = (Mutex::new(vec![session]), REPLY_PATIENCE);
-        Ok(Self { uri: uri.clone(), export, has_status, idle, patience, reconnect: None })
+        let sessions = Sessions { idle: vec![session], count: 1, is_alone: false };
+        let (sessions, changed) = (Mutex::new(sessions), Condvar::new());
+        let patience = REPLY_PATIENCE;
+        Ok(Self { uri: uri.clone(), export, has_status, sessions, changed, patience })
     }
 
     /// How long a reply may take from now on: afterwards the connection counts as lost.
     pub(super) fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
-    }
-
-    /// For how long a lost connection is made anew. Then the requests in flight are repeated.
-    pub(super) fn set_reconnect(&mut self, limit: Option<Duration>) {
-        self.reconnect = limit;
     }
 
     /// The export.
@@ -62,44 +68,61 @@ impl Remote {
         self.has_status
     }
 
-    /// Does something with a session that nobody else uses meanwhile. A session that failed is not
-    /// kept. Requests may be repeated: none of them does something else the second time.
-    fn with<T>(&self, mut act: impl FnMut(&mut Session) -> Outcome<T>) -> io::Result<T> {
-        let mut lost = None;
+    /// Does something with a session that nobody else uses meanwhile. A session that failed is not kept.
+    fn with<T>(&self, act: impl FnOnce(&mut Session) -> Outcome<T>) -> io::Result<T> {
+        let mut session = self.session()?;
+        let outcome = act(&mut session);
+        let mut sessions = self.sessions();
+        match &outcome {
+            Ok(_) => sessions.idle.push(session),
+            Err(_) => sessions.count -= 1,
+        }
+        drop(sessions);
+        self.changed.notify_one();
+        outcome?.map_err(|errno| io::Error::from_raw_os_error(errno.0 as i32))
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A session that is idle, or a new one. If the server takes no further connection, it waits for one
+    /// of those that there are.
+    fn session(&self) -> Result<Session, Trouble> {
+        let mut sessions = self.sessions();
         loop {
-            let trouble = match self.session().and_then(|mut session| {
-                let outcome = act(&mut session)?;
-                self.idle().push(session);
-                Ok(outcome)
-            }) {
-                // The server ends: another is to come.
-                Ok(Err(Errno::SHUTDOWN)) if self.reconnect.is_some() => Trouble::Closed,
-                Ok(outcome) => {
-                    return outcome.map_err(|errno| io::Error::from_raw_os_error(errno.0 as i32));
+            if let Some(mut session) = sessions.idle.pop() {
+                match session.set_patience(self.patience) {
+                    Ok(()) => return Ok(session),
+                    Err(error) => {
+                        sessions.count -= 1;
+                        return Err(error.into());
+                    }
                 }
-                Err(trouble) => trouble,
-            };
-            // Those of before the loss are of no use either.
-            self.idle().clear();
-            let lost = *lost.get_or_insert_with(Instant::now);
-            match self.reconnect {
-                Some(limit) if lost.elapsed() < limit => thread::sleep(RETRY),
-                _ => return Err(trouble.into()),
             }
+            if !sessions.is_alone || sessions.count == 0 {
+                sessions.count += 1;
+                let patience = if sessions.count > 1 { FURTHER_PATIENCE } else { PATIENCE };
+                drop(sessions);
+                let opened = self.open_further(patience);
+                sessions = self.sessions();
+                let trouble = match opened {
+                    Ok(session) => return Ok(session),
+                    Err(trouble) => trouble,
+                };
+                sessions.count -= 1;
+                if sessions.count == 0 {
+                    return Err(trouble);
+                }
+                sessions.is_alone = true;
+                continue;
+            }
+            sessions = self.changed.wait(sessions).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Session>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A session that is idle, or a new one.
-    fn session(&self) -> Result<Session, Trouble> {
-        let kept = self.idle().pop();
-        let mut session = match kept {
-            Some(session) => session,
-            None => Session::open(&self.uri)?,
-        };
+    fn open_further(&self, patience: Duration) -> Result<Session, Trouble> {
+        let mut session = Session::open(&self.uri, patience)?;
         if session.export().size != self.export.size {
             return Err(Trouble::Changed);
         }

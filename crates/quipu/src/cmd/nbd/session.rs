@@ -55,14 +55,14 @@ pub(super) enum Session {
 }
 
 impl Session {
-    /// Connects and begins with the URI's export.
-    pub(super) fn open(uri: &Uri) -> Result<Self, Trouble> {
+    /// Connects and begins with the URI's export. `patience`: for each step of the server.
+    pub(super) fn open(uri: &Uri, patience: Duration) -> Result<Self, Trouble> {
         let wanted = Handshake::new(&uri.export);
         Ok(match &uri.place {
             Place::Rdma { host, port } => {
-                Self::Rdma(Box::new(rdma::Session::open((host, *port), wanted)?))
+                Self::Rdma(Box::new(rdma::Session::open((host, *port), wanted, patience)?))
             }
-            _ => Self::Socket(Box::new(socket::Session::open(uri, wanted)?)),
+            _ => Self::Socket(Box::new(socket::Session::open(uri, wanted, patience)?)),
         })
     }
 

@@ -1,7 +1,7 @@
 //! A client's session over a socket: one request at a time.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -27,10 +27,22 @@ pub(super) struct Session {
     stream: Option<Stream>,
 }
 
+/// Connects to the first address of a host that takes it.
+fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
 fn connect(uri: &Uri) -> Result<Stream, Trouble> {
     let socket = match &uri.place {
         Place::Tcp { host, port } => {
-            let stream = TcpStream::connect((host.as_str(), *port))?;
+            let stream = connect_tcp(host, *port)?;
             stream.set_nodelay(true)?;
             Socket::Tcp(stream)
         }
@@ -42,9 +54,10 @@ fn connect(uri: &Uri) -> Result<Stream, Trouble> {
 }
 
 impl Session {
-    /// Connects and begins with the URI's export.
-    pub(super) fn open(uri: &Uri, wanted: Handshake) -> Result<Self, Trouble> {
+    /// Connects and begins with the URI's export. `patience`: for each step of the server.
+    pub(super) fn open(uri: &Uri, wanted: Handshake, patience: Duration) -> Result<Self, Trouble> {
         let mut session = Self::connect(uri, wanted)?;
+        session.set_patience(patience)?;
         loop {
             match session.negotiate(uri)? {
                 Some(ClientEvent::Started(_)) => return Ok(session),
@@ -77,8 +90,31 @@ impl Session {
         self.stream()?.socket().set_patience(Some(patience))
     }
 
+    /// From now on nothing waits: only the parts are used.
+    pub(super) fn set_nonblocking(&mut self) -> io::Result<()> {
+        self.stream()?.socket().set_nonblocking()
+    }
+
+    /// The engine.
+    pub(super) fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// The engine and the stream.
+    pub(super) fn parts(&mut self) -> io::Result<(&mut Client, &mut Stream)> {
+        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        Ok((&mut self.client, stream))
+    }
+
+    /// Closes the stream without a farewell, and without what is not sent yet.
+    pub(super) fn abandon(&mut self) {
+        if let Some(mut stream) = self.stream.take() {
+            stream.socket().abort();
+        }
+    }
+
     /// The stream, which is there unless TLS has failed.
-    fn stream(&mut self) -> io::Result<&mut Stream> {
+    pub(super) fn stream(&mut self) -> io::Result<&mut Stream> {
         self.stream.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 

@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::ops::DerefMut;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -23,7 +24,11 @@ pub(super) enum Socket {
 }
 
 /// TLS over another stream.
-pub(super) struct TlsStream(Box<dyn Secured>);
+pub(super) struct TlsStream {
+    stream: Box<dyn Secured>,
+    /// Reads do not wait for what is to be sent.
+    is_nonblocking: bool,
+}
 
 /// Either end of TLS.
 trait Secured: Read + Write + Send {
@@ -31,6 +36,8 @@ trait Secured: Read + Write + Send {
     fn socket(&mut self) -> &mut Socket;
     /// Says that nothing more comes.
     fn close(&mut self);
+    /// Reads without sending first what waits to be sent, unlike [`Read::read`].
+    fn receive(&mut self, data: &mut [u8]) -> io::Result<usize>;
 }
 
 impl<C, S> Secured for StreamOwned<C, Socket>
@@ -46,21 +53,35 @@ where
         self.conn.send_close_notify();
         let _ = self.conn.write_tls(&mut self.sock);
     }
+
+    fn receive(&mut self, data: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.conn.reader().read(data) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return outcome,
+            }
+            if self.conn.read_tls(&mut self.sock)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let taken = self.conn.process_new_packets();
+            taken.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+    }
 }
 
 impl TlsStream {
     pub(super) fn client(connection: ClientConnection, socket: Socket) -> Self {
-        Self(Box::new(StreamOwned::new(connection, socket)))
+        Self { stream: Box::new(StreamOwned::new(connection, socket)), is_nonblocking: false }
     }
 
     pub(super) fn server(connection: ServerConnection, socket: Socket) -> Self {
-        Self(Box::new(StreamOwned::new(connection, socket)))
+        Self { stream: Box::new(StreamOwned::new(connection, socket)), is_nonblocking: false }
     }
 }
 
 impl Drop for TlsStream {
     fn drop(&mut self) {
-        self.0.close();
+        self.stream.close();
     }
 }
 
@@ -80,7 +101,56 @@ impl Socket {
                 stream.set_patience(patience);
                 Ok(())
             }
-            Self::Tls(stream) => stream.0.socket().set_patience(patience),
+            Self::Tls(stream) => stream.stream.socket().set_patience(patience),
+        }
+    }
+
+    /// From now on a call that would wait fails with [`io::ErrorKind::WouldBlock`].
+    pub(super) fn set_nonblocking(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_nonblocking(true),
+            Self::Unix(stream) => stream.set_nonblocking(true),
+            Self::Qpip(stream) => {
+                stream.set_patience(Some(Duration::ZERO));
+                Ok(())
+            }
+            Self::Tls(stream) => {
+                stream.is_nonblocking = true;
+                stream.stream.socket().set_nonblocking()
+            }
+        }
+    }
+
+    /// Has what was not sent yet never reach the peer, also where the network comes back later.
+    pub(super) fn abort(&mut self) {
+        use rustix::net::sockopt::set_socket_linger;
+        match self {
+            Self::Tcp(stream) => {
+                let _ = set_socket_linger(&*stream, Some(Duration::ZERO));
+            }
+            // A UNIX socket keeps nothing back.
+            Self::Unix(_) => {}
+            Self::Qpip(stream) => stream.abort(),
+            Self::Tls(stream) => stream.stream.socket().abort(),
+        }
+    }
+
+    /// The descriptor to watch for what comes.
+    pub(super) fn watch(&mut self) -> io::Result<RawFd> {
+        match self {
+            Self::Tcp(stream) => Ok(stream.as_raw_fd()),
+            Self::Unix(stream) => Ok(stream.as_raw_fd()),
+            Self::Qpip(stream) => stream.watch(),
+            Self::Tls(stream) => stream.stream.socket().watch(),
+        }
+    }
+
+    /// Before what has come is read, after the descriptor said that something has.
+    pub(super) fn take_event(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(_) | Self::Unix(_) => Ok(()),
+            Self::Qpip(stream) => stream.take_event(),
+            Self::Tls(stream) => stream.stream.socket().take_event(),
         }
     }
 }
@@ -91,7 +161,10 @@ impl Read for Socket {
             Self::Tcp(stream) => stream.read(data),
             Self::Unix(stream) => stream.read(data),
             Self::Qpip(stream) => stream.read(data),
-            Self::Tls(stream) => stream.0.read(data).map_err(tls::explain),
+            Self::Tls(stream) if stream.is_nonblocking => {
+                stream.stream.receive(data).map_err(tls::explain)
+            }
+            Self::Tls(stream) => stream.stream.read(data).map_err(tls::explain),
         }
     }
 }
@@ -102,7 +175,7 @@ impl Write for Socket {
             Self::Tcp(stream) => stream.write(data),
             Self::Unix(stream) => stream.write(data),
             Self::Qpip(stream) => stream.write(data),
-            Self::Tls(stream) => stream.0.write(data).map_err(tls::explain),
+            Self::Tls(stream) => stream.stream.write(data).map_err(tls::explain),
         }
     }
 
@@ -111,13 +184,13 @@ impl Write for Socket {
             Self::Tcp(stream) => stream.write_vectored(data),
             Self::Unix(stream) => stream.write_vectored(data),
             Self::Qpip(stream) => stream.write_vectored(data),
-            Self::Tls(stream) => stream.0.write_vectored(data).map_err(tls::explain),
+            Self::Tls(stream) => stream.stream.write_vectored(data).map_err(tls::explain),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Self::Tls(stream) => stream.0.flush().map_err(tls::explain),
+            Self::Tls(stream) => stream.stream.flush().map_err(tls::explain),
             _ => Ok(()),
         }
     }
@@ -187,6 +260,17 @@ impl Stream {
         data[..ready].copy_from_slice(&self.buffer[self.start..self.start + ready]);
         self.start += ready;
         self.socket.read_exact(&mut data[ready..])
+    }
+
+    /// Fills the beginning of `data` with what is there; how much it was, and 0 where the peer has closed.
+    pub(super) fn fill_some(&mut self, data: &mut [u8]) -> io::Result<usize> {
+        let ready = self.buffered().min(data.len());
+        if ready == 0 {
+            return self.socket.read(data);
+        }
+        data[..ready].copy_from_slice(&self.buffer[self.start..self.start + ready]);
+        self.start += ready;
+        Ok(ready)
     }
 
     /// Sends two pieces, one after the other, and empties the first.

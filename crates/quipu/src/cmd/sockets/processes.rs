@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use quipu_sockets::report::{self, Row, Totals};
 
+use super::unseen;
+
 /// A process that runs under `quipu sockets`.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Process {
@@ -15,6 +17,8 @@ pub(in super::super) struct Process {
     pub(in super::super) program: String,
     /// Its counters; none if it has never raised a connection.
     pub(in super::super) totals: Option<Totals>,
+    /// It is a program whose calls the library does not see.
+    pub(in super::super) is_unseen: bool,
     /// Its connections.
     pub(in super::super) rows: Vec<Row>,
 }
@@ -34,11 +38,17 @@ pub(in super::super) fn processes() -> Vec<Process> {
         }
         let program = fs::read_to_string(proc.join("comm")).unwrap_or_default();
         let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let is_unseen = text == report::MARK;
+        let rows = match is_unseen {
+            true => unseen::rows(&proc),
+            false => text.lines().filter_map(Row::decode).collect(),
+        };
         processes.push(Process {
             number,
             program: program.trim_end().to_owned(),
             totals: text.lines().find_map(Totals::decode),
-            rows: text.lines().filter_map(Row::decode).collect(),
+            is_unseen,
+            rows,
         });
     }
     processes.sort_by_key(|process| process.number);

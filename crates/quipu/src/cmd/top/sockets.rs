@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     fn process(number: u32, totals: Option<Totals>) -> Process {
-        Process { number, program: "a \"b\"".into(), totals, rows: Vec::new() }
+        Process { number, program: "a \"b\"".into(), totals, is_unseen: false, rows: Vec::new() }
     }
 
     #[test]

@@ -25,6 +25,9 @@ impl Mount {
     /// Mounts at a folder.
     pub(super) fn new(folder: &Path, read_only: bool) -> io::Result<Self> {
         let folder = folder.canonicalize()?;
+        if !folder.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
         let direct = direct(&folder, read_only);
         if let Ok(device) = direct {
             return Ok(Self { device, folder, helped: false });
@@ -68,7 +71,10 @@ impl Handle {
 }
 
 fn direct(folder: &Path, read_only: bool) -> io::Result<File> {
-    let device = File::options().read(true).write(true).open("/dev/fuse")?;
+    let device = File::options().read(true).write(true).open("/dev/fuse");
+    let device = device.map_err(|error| {
+        io::Error::new(error.kind(), format!("/dev/fuse cannot be opened: {error}"))
+    })?;
     let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let data = format!("fd={},rootmode=40000,user_id={user},group_id={group}", device.as_raw_fd());
     let data = CString::new(data).expect("numbers have no zero bytes");

@@ -11,13 +11,19 @@ const IN_HEADER: usize = 40;
 pub(super) const OUT_HEADER: usize = 16;
 /// Bytes of what a write says before its data.
 const WRITE_HEADER: usize = 40;
+/// Where the data of a write begin in its request.
+pub(super) const WRITE_DATA: usize = IN_HEADER + WRITE_HEADER;
 
 const MAJOR: u32 = 7;
 const MINOR: u32 = 31;
 /// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_ASYNC_DIO`, `FUSE_MAX_PAGES`.
 const FEATURES: u32 = 1 << 0 | 1 << 5 | 1 << 15 | 1 << 22;
+/// `FUSE_WRITEBACK_CACHE`: writes stay in the kernel's page cache until a flush or for some seconds.
+const WRITEBACK: u32 = 1 << 16;
 /// `FOPEN_DIRECT_IO`, `FOPEN_PARALLEL_DIRECT_WRITES`: nothing is cached here, and writes go on side by side.
-const OPEN_FLAGS: u32 = 1 << 0 | 1 << 6;
+const DIRECT: u32 = 1 << 0 | 1 << 6;
+/// Requests of the kernel that no program waits for, at a time.
+const BACKGROUND: u16 = 64;
 /// `FATTR_SIZE`.
 const SETS_SIZE: u32 = 1 << 3;
 
@@ -41,6 +47,10 @@ pub(super) struct File {
     /// Its size in bytes.
     pub(super) size: u64,
     pub(super) read_only: bool,
+    /// Longest data of a read or write, in bytes: at most [`MAX_DATA`].
+    pub(super) longest: usize,
+    /// The kernel keeps pages of it.
+    pub(super) is_cached: bool,
     /// Its owner.
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -155,7 +165,10 @@ impl File {
             2 | 42 => Wants::Nothing,
             3 => Words::default().u64(1).u64(0).attributes(self, node).reply(),
             4 => self.set(node, body)?,
-            14 if is_file => Words::default().u64(0).u32(OPEN_FLAGS).u32(0).reply(),
+            14 if is_file => {
+                let flags = if self.is_cached { 0 } else { DIRECT };
+                Words::default().u64(0).u32(flags).u32(0).reply()
+            }
             14 => Wants::Error(EISDIR),
             15 if is_file => self.read(body)?,
             16 if is_file => self.write(body)?,
@@ -163,13 +176,32 @@ impl File {
             // RELEASE, FLUSH (a close), RELEASEDIR, FSYNCDIR, ACCESS, DESTROY
             18 | 25 | 29 | 30 | 34 | 38 => Wants::Error(0),
             20 => Wants::Flush,
-            26 => initialise(body)?,
+            26 => self.initialise(body)?,
             27 => Words::default().u64(0).u64(0).reply(),
             28 => list(body)?,
             43 if is_file => self.allocate(body)?,
             46 if is_file => self.seek(body)?,
             _ => Wants::Error(ENOSYS),
         })
+    }
+
+    fn initialise<'a>(&self, body: &[u8]) -> Option<Wants<'a>> {
+        let (major, minor) = (u32_at(body, 0)?, u32_at(body, 4)?);
+        let (ahead, flags) = (u32_at(body, 8)?, u32_at(body, 12)?);
+        if major != MAJOR || minor < 28 {
+            return Some(Wants::Error(71));
+        }
+        let features = if self.is_cached { FEATURES | WRITEBACK } else { FEATURES };
+        let words =
+            Words::default().u32(MAJOR).u32(minor.min(MINOR)).u32(ahead).u32(flags & features);
+        // From three quarters of the requests on the kernel calls it congested.
+        let words = words.u16(BACKGROUND).u16(BACKGROUND / 4 * 3);
+        let words = words.u32(self.longest as u32).u32(1);
+        let mut words = words.u16((self.longest / 4096) as u16).u16(0);
+        for _ in 0..8 {
+            words = words.u32(0);
+        }
+        Some(words.reply())
     }
 
     fn lookup<'a>(&self, node: u64, name: &[u8]) -> Wants<'a> {
@@ -197,7 +229,7 @@ impl File {
 
     fn read<'a>(&self, body: &[u8]) -> Option<Wants<'a>> {
         let (offset, length) = (u64_at(body, 8)?, u32_at(body, 16)?);
-        let length = self.clip(offset, u64::from(length).min(MAX_DATA as u64)) as usize;
+        let length = self.clip(offset, u64::from(length).min(self.longest as u64)) as usize;
         Some(if length == 0 { Wants::Reply(Vec::new()) } else { Wants::Read { offset, length } })
     }
 
@@ -264,22 +296,6 @@ impl Words {
     }
 }
 
-fn initialise<'a>(body: &[u8]) -> Option<Wants<'a>> {
-    let (major, minor) = (u32_at(body, 0)?, u32_at(body, 4)?);
-    let (ahead, flags) = (u32_at(body, 8)?, u32_at(body, 12)?);
-    if major != MAJOR || minor < 28 {
-        return Some(Wants::Error(71));
-    }
-    let words = Words::default().u32(MAJOR).u32(minor.min(MINOR)).u32(ahead).u32(flags & FEATURES);
-    // Requests under way at once, and from how many on it is congested.
-    let words = words.u16(64).u16(48).u32(MAX_DATA as u32).u32(1);
-    let mut words = words.u16((MAX_DATA / 4096) as u16).u16(0);
-    for _ in 0..8 {
-        words = words.u32(0);
-    }
-    Some(words.reply())
-}
-
 /// The folder's entries from the third on: `.` and `..` are not needed.
 fn list<'a>(body: &[u8]) -> Option<Wants<'a>> {
     const REGULAR: u32 = 8;
@@ -296,7 +312,14 @@ fn list<'a>(body: &[u8]) -> Option<Wants<'a>> {
 mod tests {
     use super::*;
 
-    const DISK: File = File { size: 1 << 20, read_only: false, uid: 7, gid: 8 };
+    const DISK: File = File {
+        size: 1 << 20,
+        read_only: false,
+        longest: MAX_DATA,
+        is_cached: false,
+        uid: 7,
+        gid: 8,
+    };
 
     fn request(code: u32, node: u64, body: &[u8]) -> Vec<u8> {
         let mut words = Words::default().u32(0).u32(code).u64(99).u64(node);

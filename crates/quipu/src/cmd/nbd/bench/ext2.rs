@@ -1,17 +1,17 @@
 //! A file on ext2 on an attached disk: figure 7 of the QPIP paper (section 4.2.3).
 //!
 //! The server is in a network of its own at the other end of a veth pair with MTU 9000, pinned to
-//! processor 1, and
-//! has its disk in memory. The client's programs are pinned to processor 0. Its processor time is what
-//! `/proc/stat` has for processor 0, without what an idle machine takes.
+//! processor 1, and has its disk in memory. The client's programs are pinned to processor 0. Its
+//! processor time is that of its programs and of the kernel's threads (`cpu`).
 
 use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::cpu;
 use super::process::{Folder, Running, command, is_there, run, start, start_until};
 use super::{Failure, Table};
 
@@ -21,8 +21,6 @@ const WRITE: &str = "ext2 write";
 const READ: &str = "ext2 read";
 /// The file system's own needs, in bytes.
 const MARGIN: u64 = 32 << 20;
-/// Ticks of `/proc/stat` a second, which is the same on all of today's systems.
-const TICKS: f64 = 100.0;
 
 /// Names, where the server is, its arguments, the URI's scheme and host, and the client's arguments.
 struct Contender {
@@ -75,6 +73,15 @@ const LOCAL: &str = "local file, no network";
 
 /// Runs this command again in namespaces of its own, which take everything with them when they end.
 pub(super) fn enter() -> Result<ExitCode, Failure> {
+    const PROGRAMS: [(&str, &str); 7] = [
+        ("unshare", "util-linux"),
+        ("nsenter", "util-linux"),
+        ("taskset", "util-linux"),
+        ("losetup", "mount"),
+        ("ip", "iproute2"),
+        ("mke2fs", "e2fsprogs"),
+        ("dd", "coreutils"),
+    ];
     let cannot = |why: String| {
         Failure::new(
             "figure 7 cannot be measured here",
@@ -82,15 +89,18 @@ pub(super) fn enter() -> Result<ExitCode, Failure> {
             "Run it as root on a machine with /dev/fuse and loop devices.",
         )
     };
-    for program in ["unshare", "nsenter", "taskset", "ip", "losetup", "mke2fs", "dd"] {
+    for (program, package) in PROGRAMS {
         if !is_there(program) {
-            return Err(cannot(format!("{program} is not installed")));
+            return Err(cannot(format!("{program} is not installed (package {package})")));
         }
     }
-    run(&["losetup", "--find"]).map_err(|error| cannot(error.to_string()))?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(cannot("only root may mount file systems".into()));
+    }
     if !std::path::Path::new("/dev/fuse").exists() {
         return Err(cannot("there is no /dev/fuse".into()));
     }
+    run(&["losetup", "--find"]).map_err(|error| cannot(error.to_string()))?;
     let own = std::env::current_exe()?.to_string_lossy().into_owned();
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let mut line = vec!["unshare", "--mount", "--net", "taskset", "--cpu-list", "0", &own];
@@ -105,17 +115,13 @@ pub(super) fn measure(rounds: u32, size: u64, table: &mut Table) -> Result<(), F
     let folder = Folder::new()?;
     let far = network()?;
     let far = far.0.id().to_string();
-    let idle = {
-        let (begun, before) = (Instant::now(), busy()?);
-        thread::sleep(Duration::from_secs(1));
-        (busy()? - before) / begun.elapsed().as_secs_f64()
-    };
-    if idle > 0.1 {
-        let share = idle * 100.0;
-        table.note(format!(
-            "processor 0 was {share:.0} % busy with something else at the beginning"
-        ));
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: f64 = load.split(' ').next().and_then(|it| it.parse().ok()).unwrap_or_default();
+    if load > 0.5 {
+        let others = "other programs ran at the beginning, which makes throughput uneven";
+        table.note(format!("the load was {load:.1}: {others}"));
     }
+    let idle = cpu::idle_share();
     let place = Place { folder, far, size, idle, turns: Cell::new(0) };
     for _ in 0..rounds {
         for contender in &CONTENDERS {
@@ -151,18 +157,6 @@ fn network() -> io::Result<Running> {
     Ok(far)
 }
 
-/// Seconds that processor 0 has been busy.
-fn busy() -> io::Result<f64> {
-    let text = fs::read_to_string("/proc/stat")?;
-    let line = text.lines().find(|line| line.starts_with("cpu0 ")).unwrap_or_default();
-    let ticks: Vec<f64> =
-        line.split_whitespace().skip(1).filter_map(|it| it.parse().ok()).collect();
-    // Idle and waiting are the fourth and the fifth; guests are counted within users.
-    let all: f64 = ticks.iter().take(8).sum();
-    let idle: f64 = ticks.iter().skip(3).take(2).sum();
-    Ok((all - idle) / TICKS)
-}
-
 /// Unmounts as soon as the loop device has let go of it, which it does some time after its own end.
 fn unmount(folder: &str) -> io::Result<()> {
     for _ in 0..50 {
@@ -174,12 +168,22 @@ fn unmount(folder: &str) -> io::Result<()> {
     run(&["umount", "--lazy", folder]).map(|_| ())
 }
 
+/// Mounts the file system in a file. Its block device does direct I/O, which lets several requests be
+/// under way, and goes when it is unmounted.
+fn mount(file: &str, folder: &str) -> io::Result<()> {
+    let device = run(&["losetup", "--find", "--show", "--direct-io=on", file])?;
+    let device = device.trim();
+    let mounted = run(&["mount", "-t", "ext2", device, folder]);
+    run(&["losetup", "--detach", device])?;
+    mounted.map(|_| ())
+}
+
 struct Place {
     folder: Folder,
     /// The process in the server's network.
     far: String,
     size: u64,
-    /// Share of processor 0 that is busy without this.
+    /// Share of a processor that the kernel's threads use without this.
     idle: f64,
     /// How many turns there were.
     turns: Cell<u32>,
@@ -205,14 +209,14 @@ impl Place {
         self.turns.set(self.turns.get() + 1);
         fs::create_dir_all(&at)?;
         let file = format!("{at}/nbd");
-        let _client = if nbdfuse {
+        let client = if nbdfuse {
             start_until(command(&["nbdfuse", &at, contender.uri]), file.as_ref())?
         } else {
             let line =
                 [&[&quipu, "nbd", "attach"], contender.attach, &[contender.uri, &at]].concat();
             start(command(&line))?.0
         };
-        let outcome = self.file_system(&file, name, table);
+        let outcome = self.file_system(&file, Some(client.0.id()), name, table);
         unmount(&at)?;
         outcome
     }
@@ -225,38 +229,36 @@ impl Place {
         let file = format!("{at}/disk");
         let outcome = fs::File::create(&file)
             .and_then(|disk| disk.set_len(self.size + self.size / 16 + MARGIN))
-            .and_then(|()| self.file_system(&file, LOCAL, table));
+            .and_then(|()| self.file_system(&file, None, LOCAL, table));
         unmount(&at)?;
         outcome
     }
 
-    fn file_system(&self, file: &str, name: &'static str, table: &mut Table) -> io::Result<()> {
+    /// `client` is the process that has the file, if there is one.
+    fn file_system(
+        &self,
+        file: &str,
+        client: Option<u32>,
+        name: &'static str,
+        table: &mut Table,
+    ) -> io::Result<()> {
         run(&["mke2fs", "-q", "-F", "-t", "ext2", "-b", "4096", file])?;
         let root = self.folder.path("root");
         fs::create_dir_all(&root)?;
         let data = format!("{root}/data");
         let count = format!("count={}", self.size >> 20);
         let (target, source) = (format!("of={data}"), format!("if={data}"));
-        let mount = ["mount", "-t", "ext2", "-o", "loop", file, &root];
         let write = ["dd", "if=/dev/zero", &target, "bs=1M", &count, "conv=fsync"];
         let read = ["dd", &source, "of=/dev/null", "bs=1M"];
         for (test, work) in [(WRITE, &write[..]), (READ, &read)] {
             // Mounting anew leaves nothing in memory.
-            run(&mount)?;
-            let outcome = self.timed(work, &root);
+            mount(file, &root)?;
+            let outcome = cpu::timed(&[work, &["sync", "-f", &root]], client, self.idle);
             run(&["umount", &root])?;
-            table.add(test, name, outcome?);
+            let (seconds, used) = outcome?;
+            let megabytes = self.size as f64 / 1e6;
+            table.add(test, name, (megabytes / seconds, megabytes / used));
         }
         Ok(())
-    }
-
-    fn timed(&self, work: &[&str], root: &str) -> io::Result<(f64, f64)> {
-        let (begun, before) = (Instant::now(), busy()?);
-        run(work)?;
-        run(&["sync", "-f", root])?;
-        let seconds = begun.elapsed().as_secs_f64();
-        let used = (busy()? - before - self.idle * seconds).max(1.0 / TICKS);
-        let megabytes = self.size as f64 / 1e6;
-        Ok((megabytes / seconds, megabytes / used))
     }
 }

@@ -1,5 +1,6 @@
 //! `quipu nbd bench`: queue pairs next to sockets and to the servers of others, in turns.
 
+mod cpu;
 mod ext2;
 mod process;
 mod rivals;

@@ -1,5 +1,6 @@
 //! A client's connection, which carries several requests at a time.
 
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,12 +77,14 @@ impl Link {
         Ok(Self { engine, connection, cq, pd, receives, sends, polled, message, patience, spins })
     }
 
-    /// Connects and begins with the export.
+    /// Connects and begins with the export. `patience`: for each step of the server.
     pub(in crate::cmd::nbd) fn open(
         place: (&str, u16),
         wanted: Handshake,
+        patience: Duration,
     ) -> Result<Self, Trouble> {
         let mut link = Self::connect(place, wanted)?;
+        link.patience = patience;
         loop {
             match link.next_event()? {
                 MessageEvent::Started(_) => return Ok(link),
@@ -149,18 +152,56 @@ impl Link {
     /// Waits for the next message.
     pub(super) fn next_event(&mut self) -> Result<MessageEvent, Trouble> {
         loop {
-            while let Some(done) = self.polled.pop() {
-                match of_id(done.wr_id) {
-                    _ if done.status == WcStatus::WrFlushErr => return Err(Trouble::Closed),
-                    _ if done.status != WcStatus::Success => {
-                        return Err(quipu::Error::Work(done).into());
-                    }
-                    (SEND, place) => self.sends.give_back(place),
-                    (_, place) => return self.received(place, &done),
-                }
+            if let Some(event) = self.polled_event()? {
+                return Ok(event);
             }
             self.poll()?;
         }
+    }
+
+    /// The next message, if one is there.
+    pub(in crate::cmd::nbd) fn try_event(&mut self) -> Result<Option<MessageEvent>, Trouble> {
+        loop {
+            if let Some(event) = self.polled_event()? {
+                return Ok(Some(event));
+            }
+            let mut out = [Completion::default(); 16];
+            match self.cq.poll(&mut out)? {
+                0 => return Ok(None),
+                found => self.sort(&out[..found]),
+            }
+        }
+    }
+
+    /// The next message of the completions that were polled.
+    fn polled_event(&mut self) -> Result<Option<MessageEvent>, Trouble> {
+        while let Some(done) = self.polled.pop() {
+            match of_id(done.wr_id) {
+                _ if done.status == WcStatus::WrFlushErr => return Err(Trouble::Closed),
+                _ if done.status != WcStatus::Success => {
+                    return Err(quipu::Error::Work(done).into());
+                }
+                (SEND, place) => self.sends.give_back(place),
+                (_, place) => return self.received(place, &done).map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a request can be made without waiting.
+    pub(in crate::cmd::nbd) fn can_submit(&self) -> bool {
+        self.engine.credits() > 0 && self.sends.has_free()
+    }
+
+    /// Has the returned descriptor become readable when something comes.
+    pub(in crate::cmd::nbd) fn watch(&self) -> Result<RawFd, Trouble> {
+        self.cq.request_event(false)?;
+        Ok(self.cq.as_raw_fd())
+    }
+
+    /// Makes the descriptor unreadable again, before [`try_event`](Self::try_event).
+    pub(in crate::cmd::nbd) fn take_event(&self) -> Result<(), Trouble> {
+        Ok(self.cq.take_event()?)
     }
 
     fn received(&mut self, place: u32, done: &Completion) -> Result<MessageEvent, Trouble> {
@@ -184,8 +225,14 @@ impl Link {
         if found == 0 {
             return Err(Trouble::Silent(self.patience.as_secs()));
         }
+        self.sort(&out[..found]);
+        Ok(())
+    }
+
+    /// Takes care of sends, and keeps the other completions in their order.
+    fn sort(&mut self, found: &[Completion]) {
         let mut newer = Vec::new();
-        for done in out[..found].iter().rev() {
+        for done in found.iter().rev() {
             match of_id(done.wr_id) {
                 (SEND, place) if done.status == WcStatus::Success => self.sends.give_back(place),
                 _ => newer.push(*done),
@@ -193,7 +240,6 @@ impl Link {
         }
         newer.append(&mut self.polled);
         self.polled = newer;
-        Ok(())
     }
 }
 

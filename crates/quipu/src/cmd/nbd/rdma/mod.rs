@@ -18,14 +18,20 @@ pub(super) use session::Session;
 /// What both ends say: data of a block of most file systems still lie in the message.
 const TERMS: Terms = Terms { credits: 32, inline: 4096 };
 
+static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
+
 /// Opens the adapter, once for the process.
 fn device() -> Result<Device, Error> {
-    static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
     let mut device = DEVICE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if device.is_none() {
         *device = Some(Device::from_env()?);
     }
     Ok(device.clone().expect("opened above"))
+}
+
+/// The adapter, if it is open.
+pub(super) fn opened() -> Option<Device> {
+    DEVICE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
 }
 
 /// The address of a host by its name.

@@ -17,12 +17,13 @@ pub(in crate::cmd::nbd) struct Session {
 }
 
 impl Session {
-    /// Connects and begins with the export.
+    /// Connects and begins with the export. `patience`: for each step of the server.
     pub(in crate::cmd::nbd) fn open(
         place: (&str, u16),
         wanted: Handshake,
+        patience: Duration,
     ) -> Result<Self, Trouble> {
-        Ok(Self { link: Link::open(place, wanted)?, buffer: None })
+        Ok(Self { link: Link::open(place, wanted, patience)?, buffer: None })
     }
 
     /// The names and descriptions of a server's exports.
