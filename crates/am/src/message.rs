@@ -246,7 +246,10 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(head in prop::array::uniform(any::<u8>()), len in 0..2 * MAX_HEAD) {
+        fn no_bytes_make_it_panic(
+            head in prop::array::uniform(any::<u8>()),
+            len in 0..2 * MAX_HEAD,
+        ) {
             let mut args = [0; MAX_ARGS];
             if let Some((message, at)) = Message::parse(&head, len, &mut args) {
                 prop_assert!(at <= len && usize::from(message.nargs) <= MAX_ARGS);

@@ -45,7 +45,7 @@ struct Rank {
 impl Rank {
     fn new() -> Self {
         let job = Job::from_env().unwrap();
-        let addresses = std::env::var("QUIPU_TEST_ADDRESSES").unwrap();
+        let addresses = std::env::var("AM_TEST_ADDRESSES").unwrap();
         let mut addresses = addresses.split(',').map(|address| address.parse::<IpAddr>().unwrap());
         let own = addresses.find(|address| TcpListener::bind((*address, 0)).is_ok());
         let device =
@@ -186,7 +186,7 @@ fn is_pending(rank: &Rank) -> bool {
 
 /// The link between the hosts is cut while a reply is owed, and nothing else.
 fn the_link_is_cut(rank: Rank) {
-    let mark = PathBuf::from(std::env::var("QUIPU_TEST_FOLDER").unwrap()).join("over");
+    let mark = PathBuf::from(std::env::var("AM_TEST_FOLDER").unwrap()).join("over");
     if rank.job.rank() == 1 {
         rank.poll_until(|seen| seen.replies.load(Ordering::Relaxed) == 1);
         let began = Instant::now();
@@ -230,7 +230,7 @@ fn all_are_mapped(rank: Rank) {
 
 #[test]
 fn a_rank() {
-    let Ok(task) = std::env::var("QUIPU_TEST_TASK") else { return };
+    let Ok(task) = std::env::var("AM_TEST_TASK") else { return };
     let rank = Rank::new();
     match &task[..] {
         "sums" => everybody_asks_everybody(rank),
@@ -267,8 +267,8 @@ fn two_hosts(task: &str, ranks: u32, [here, there]: [&str; 2]) -> Option<Output>
              ip link set there up'; \
          printf '#!/bin/sh\\nshift\\nexec nsenter -t %s -n sh -c \"$*\"\\n' $far > {folder}/ssh; \
          chmod +x {folder}/ssh; \
-         export QUIPU_TEST_TASK={task} QUIPU_TEST_FOLDER={folder} \
-             QUIPU_TEST_ADDRESSES={here},{there}; \
+         export AM_TEST_TASK={task} AM_TEST_FOLDER={folder} \
+             AM_TEST_ADDRESSES={here},{there}; \
          {quipu} spmd --hosts localhost:{ranks},far:{ranks} --ssh {folder}/ssh --label never -- \
              sh -c 'trap \"\" TERM; exec \"$0\" \"$@\"' {own} --exact a_rank --nocapture",
         quipu = env!("CARGO_BIN_EXE_quipu"),
@@ -321,7 +321,7 @@ fn all_ranks_of_a_large_job_know_each_other() {
     let mut command = Command::new("timeout");
     command.args(["100", env!("CARGO_BIN_EXE_quipu"), "spmd", "-n", &RANKS.to_string(), "--"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", "a_rank", "--nocapture"]);
-    command.env("QUIPU_TEST_TASK", "start").env("QUIPU_TEST_ADDRESSES", "127.0.0.1");
+    command.env("AM_TEST_TASK", "start").env("AM_TEST_ADDRESSES", "127.0.0.1");
     let output = command.output().unwrap();
     println!("{RANKS} ranks are over after {:.1?}", began.elapsed());
     assert!(output.status.success(), "{output:?}");
