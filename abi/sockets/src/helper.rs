@@ -219,7 +219,9 @@ fn go_on(meeting: &mut Meeting) -> bool {
             true
         }
         Outcome::Failed(reason) => {
-            if is_current {
+            if is_current && reason == Reason::NoPeer {
+                conn.not_found();
+            } else if is_current {
                 conn.give_up(Mode::Asking, reason);
             }
             true

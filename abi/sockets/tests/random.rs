@@ -80,3 +80,21 @@ fn what_poll_select_and_epoll_report_is_true_while_octets_move_between_ring_and_
     }
     assert!(by_memory > 1000, "{by_memory} octets went through memory");
 }
+
+/// Lengths of messages, and their numbers.
+const STREAMS: [(&str, &str); 3] = [("20000", "6000"), ("65536", "3000"), ("1048576", "300")];
+
+#[test]
+fn a_stream_that_nobody_answers_goes_through_memory_too() {
+    let Some(program) = program("stream") else { return };
+    for (len, messages) in STREAMS {
+        let mut command = Command::new(&program);
+        let output = command.args([len, messages]).env("LD_PRELOAD", library()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("\ndone"), "{len}: {text}{errors}");
+        let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
+        let octets: u64 = octets.and_then(|octets| octets.parse().ok()).unwrap_or(0);
+        assert!(octets > 100_000, "{len}: {octets} octets went through memory");
+    }
+}

@@ -3,10 +3,10 @@
 //! A [`Connection`] is a value. Calls, parsed segments and the time go in; segments to be sent, events and
 //! the next deadline come out:
 //!
-//! 1. [`Connection::handle_segment`] for what arrives, [`Connection::handle_timeout`] when it is time; 2.
-//! [`Connection::poll_held`] and [`Connection::poll_event`] until they have nothing more; 3.
-//! [`Connection::poll_transmit`] until it has nothing more; 4. [`Connection::poll_timeout`] for the next
-//! deadline.
+//! 1. [`Connection::handle_segment`] for what arrives, [`Connection::handle_timeout`] when it is time;
+//! 2. [`Connection::poll_held`] and [`Connection::poll_event`] until they have nothing more;
+//! 3. [`Connection::poll_transmit`] until it has nothing more;
+//! 4. [`Connection::poll_timeout`] for the next deadline.
 //!
 //! **Its buffers are the queue pair's.** [`Connection::send`] says that so many octets more exist, which
 //! the user can read again until [`Event::Acked`] says that they are acknowledged; a [`Segment`] names a
