@@ -1,6 +1,6 @@
 //! IP over InfiniBand: an engine that gets datagrams of peers and packets of the kernel from the input, in
-//! any order and at any time. The first octet of each operation chooses what comes, and whether its fields are
-//! made likely.
+//! any order and at any time. The first octet of each operation chooses what comes, and whether its fields
+//! are made likely.
 #![no_main]
 
 mod shares;

@@ -113,7 +113,8 @@ impl QueuePairBuilder {
         self
     }
 
-    /// The service level of what it sends, 0 (the default) to 15: it chooses the virtual lane (`docs/qos.md`).
+    /// The service level of what it sends, 0 (the default) to 15: it chooses the virtual lane
+    /// (`docs/qos.md`).
     /// A rule for the service that [`Connection::open`](crate::Connection::open) connects to counts more.
     pub fn service_level(mut self, level: u8) -> Self {
         self.service_level = level & 15;
