@@ -1,5 +1,5 @@
-//! Counters of this process, for `quipu top`. They are in a file that is made with the first socket in the mode;
-//! where that cannot be, nothing is counted.
+//! Counters of this process, for `quipu top`. They are in a file that is made with the first socket in the
+//! mode; where that cannot be, nothing is counted.
 
 use std::ffi::CString;
 use std::mem::zeroed;

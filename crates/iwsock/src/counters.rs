@@ -1,5 +1,5 @@
-//! What a process shows of its sockets in the mode (`quipu top`): a file of counters, in the process's own byte
-//! order. Its library writes it through a mapping, so that counting costs no call.
+//! What a process shows of its sockets in the mode (`quipu top`): a file of counters, in the process's own
+//! byte order. Its library writes it through a mapping, so that counting costs no call.
 
 /// A counter of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
