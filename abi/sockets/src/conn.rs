@@ -14,8 +14,10 @@ use quipu_sockets::direction::wish;
 use quipu_sockets::patience::{Overflow, Patience};
 use quipu_sockets::report::Reason;
 
+use crate::idleness::Idleness;
 use crate::map::Map;
 use crate::owners::Owners;
+use crate::send_lock::SendLock;
 use crate::set::Set;
 use crate::{helper, sys, totals};
 
@@ -78,6 +80,8 @@ pub(crate) struct Conn {
     pub(crate) cookie: AtomicU64,
     /// Where the receiver was, and one, when the helper last found octets unread; 0 if there were none.
     pub(crate) stuck_at: AtomicU64,
+    /// For the helper: see [`Idleness`].
+    idleness: Idleness,
     /// Sends since the kernel was asked whether the peer is alive.
     pub(crate) unasked: AtomicU32,
     /// One of its descriptors, and their number.
@@ -152,6 +156,7 @@ impl Conn {
             was_asked: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
+            idleness: Idleness::default(),
             unasked: AtomicU32::new(0),
             fd: AtomicI32::new(-1),
             descriptors: AtomicU32::new(0),
@@ -189,6 +194,7 @@ impl Conn {
             number.store(0, Ordering::Relaxed);
         }
         conn.stuck_at.store(0, Ordering::Relaxed);
+        conn.idleness.begin();
         conn.nonblocking.store(nonblocking, Ordering::Relaxed);
         conn.set.store(ptr::null_mut(), Ordering::Relaxed);
         conn.map.store(ptr::null_mut(), Ordering::Relaxed);
@@ -285,6 +291,18 @@ impl Conn {
     /// A process has the socket no more. Whether it was the last.
     pub(crate) fn remove_owner(&self) -> bool {
         self.owners.remove()
+    }
+
+    /// Gives the memory of the ring in which this end sends back to the system, if nothing was sent since the
+    /// last so many calls of this function. The caller, the helper, is between [`enter`](Self::enter) and
+    /// [`leave`](Self::leave).
+    pub(crate) fn trim_idle_ring(&self, map: &Map) {
+        if self.idleness.has_begun(self.counters.sent.load(Ordering::Relaxed))
+            && let Some(_lock) = SendLock::take(map)
+            && map.sender().unread().is_none_or(|(unread, _)| unread == 0)
+        {
+            map.forget_sent();
+        }
     }
 
     /// Counts a message, and has the other end asked when there were enough.
@@ -550,44 +568,4 @@ pub(crate) fn for_all(mut each: impl FnMut(&'static Conn)) {
 /// The pool's lock, for fork(2).
 pub(crate) fn hold_pool() -> std::sync::MutexGuard<'static, Vec<&'static [Conn]>> {
     POOL.lock().unwrap_or_else(|error| error.into_inner())
-}
-
-/// The lock by which threads send into a ring.
-pub(crate) struct SendLock<'a>(&'a AtomicU32);
-
-/// For how long a thread waits for another that is copying octets.
-const LOCK_NS: u64 = 20_000_000;
-
-impl<'a> SendLock<'a> {
-    /// None if this thread has it, in a signal handler, or its holder does not give it back: a
-    /// handler left the call by longjmp(3), or the process died.
-    #[inline]
-    pub(crate) fn take(map: &'a Map) -> Option<Self> {
-        let word = &map.own().sending;
-        let own = sys::thread();
-        match word.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) => Some(Self(word)),
-            Err(_) => Self::wait(word, own),
-        }
-    }
-
-    #[cold]
-    fn wait(word: &'a AtomicU32, own: u32) -> Option<Self> {
-        let begin = sys::now_ns();
-        loop {
-            match word.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return Some(Self(word)),
-                Err(holder) if holder == own => return None,
-                Err(_) if sys::now_ns() - begin > LOCK_NS => return None,
-                Err(_) => std::thread::yield_now(),
-            }
-        }
-    }
-}
-
-impl Drop for SendLock<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::SeqCst);
-    }
 }

@@ -7,9 +7,10 @@ use libc::c_int;
 use quipu_sockets::report::Reason;
 use quipu_sockets::{Room, Withdrawal};
 
-use crate::conn::{Conn, Mode, SendLock, count};
+use crate::conn::{Conn, Mode, count};
 use crate::iov::Cursor;
 use crate::map::Map;
+use crate::send_lock::SendLock;
 use crate::{helper, sys, table};
 
 /// Flags that change nothing for octets in a ring.
@@ -26,8 +27,8 @@ const UNASKED: u32 = 8;
 /// block, and one that may not.
 const PATIENT_NS: u64 = 200_000;
 const BRIEF_NS: u64 = 20_000;
-/// The same for one that may block, while the receiver reads octets of TCP that come before those in the ring:
-/// a single call may take megabytes.
+/// The same for one that may block, while the receiver reads octets of TCP that come before those in the
+/// ring: a single call may take megabytes.
 const BACKLOG_NS: u64 = 1_000_000;
 /// For how long a blocking sender waits for TCP before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
