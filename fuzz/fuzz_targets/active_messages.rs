@@ -5,7 +5,7 @@ mod shares;
 
 use libfuzzer_sys::fuzz_target;
 use quipu_am::message::{MAX_HEAD, Message};
-use quipu_am::{Hello, Name, Welcome};
+use quipu_am::{Hello, MAX_ARGS, Name, Welcome};
 use shares::Shares;
 
 static SHARES: Shares<4> = Shares::new(["message", "hello", "welcome", "name"]);
@@ -17,13 +17,19 @@ fuzz_target!(|data: &[u8]| {
     let (more, head) = split.map_or((0, data), |(more, head)| (usize::from(*more), head));
     let head = &head[..head.len().min(MAX_HEAD)];
     let len = if head.len() == MAX_HEAD { head.len() + more } else { head.len() };
-    if let Some((message, at)) = Message::parse(head, len) {
+    let mut bytes = [0; MAX_HEAD];
+    bytes[..head.len()].copy_from_slice(head);
+    let mut args = [0; MAX_ARGS];
+    if let Some((message, at)) = Message::parse(&bytes, len, &mut args) {
         SHARES.reach("message");
         assert!(at <= len && at <= MAX_HEAD);
         let mut again = [0; MAX_HEAD];
-        let written = message.encode(&mut again);
+        let args = &args[..message.nargs.into()];
+        let written = message.encode(args, &mut again);
         assert_eq!(written, at);
-        assert_eq!(Message::parse(&again[..written.min(len)], len), Some((message, at)));
+        let mut read = [0; MAX_ARGS];
+        let parsed = Message::parse(&again, len, &mut read);
+        assert_eq!((parsed, &read[..args.len()]), (Some((message, at)), args));
     }
     if let Some(hello) = Hello::parse(data) {
         SHARES.reach("hello");

@@ -9,12 +9,15 @@ mod shares;
 
 use input::Input;
 use libfuzzer_sys::fuzz_target;
-use quipu_machine::{Plan, RunError, Setting, Span, run};
+use quipu_machine::{
+    Bytes, FaultKind, FaultPlan, HcaPlan, NicKind, Plan, RunError, Setting, Span, StreamKind,
+    StreamPlan, run,
+};
 use shares::Shares;
 
 static SHARES: Shares<2> = Shares::new(["a plan", "a run"]);
 
-const KEYS: [&str; 24] = [
+const KEYS: [&str; 27] = [
     "nic.kind",
     "nic.attach",
     "nic.virtual_count",
@@ -26,7 +29,10 @@ const KEYS: [&str; 24] = [
     "nic.completion",
     "nic.rx_fifo",
     "nic.interrupt_delay",
+    "nic.segment_offload",
+    "nic.firmware_checksum",
     "workload.kind",
+    "workload.transport",
     "workload.connections",
     "workload.message",
     "cpu.cores",
@@ -41,11 +47,12 @@ const KEYS: [&str; 24] = [
     "pcie.lanes",
 ];
 
-const VALUES: [&str; 24] = [
+const VALUES: [&str; 27] = [
     "descriptor",
     "sinic",
     "vsinic",
     "fifo",
+    "lanai",
     "pcie",
     "pci",
     "memory",
@@ -54,6 +61,7 @@ const VALUES: [&str; 24] = [
     "stream",
     "maerts",
     "rr",
+    "udp",
     "web",
     "iscsi-target",
     "iscsi-initiator",
@@ -65,8 +73,37 @@ const VALUES: [&str; 24] = [
     "16",
     "1000",
     "64KB",
+    "128KB",
     "1us",
 ];
+
+/// The plan with an InfiniBand adapter.
+fn with_hca(plan: &Plan, input: &mut Input) -> Plan {
+    let kinds = [StreamKind::Mpi, StreamKind::Eager, StreamKind::Sdp, StreamKind::Ipoib];
+    let stream = |input: &mut Input| StreamPlan {
+        kind: input.pick(&kinds),
+        count: u32::from(input.byte() % 20),
+        sl: input.byte() % 17,
+        both_ways: input.flag(),
+    };
+    let streams = (0..input.byte() % 4).map(|_| stream(input)).collect();
+    let text = |input: &mut Input| String::from_utf8_lossy(input.bytes()).into_owned();
+    let mut hca = HcaPlan { streams, ..HcaPlan::default() };
+    hca.dma_slots = input.count();
+    hca.dma_unit = Bytes(input.count().into());
+    hca.fifo = input.count();
+    hca.buffers = input.count();
+    hca.high_limit = input.byte();
+    hca.strict = input.flag();
+    if input.flag() {
+        hca.vlarb_low = text(input);
+        hca.sl2vl = text(input);
+    }
+    let mut plan = Plan { hca: Some(hca), ..plan.clone() };
+    plan.nic.kind = NicKind::Hca;
+    plan.link.mtu = 1 << (input.byte() % 14);
+    plan
+}
 
 fuzz_target!(|data: &[u8]| {
     SHARES.begin();
@@ -86,6 +123,21 @@ fuzz_target!(|data: &[u8]| {
         };
         if let Ok(with) = Plan::parse_with(&plan.to_toml(), &[Setting { key, value }]) {
             plan = with;
+        }
+    }
+    if input.byte() % 4 == 1 {
+        let with = with_hca(&plan, &mut input);
+        if Plan::parse(&with.to_toml()).is_ok() {
+            plan = with;
+        }
+    }
+    let kinds = [FaultKind::Stall, FaultKind::LostInterrupts, FaultKind::LinkLoss];
+    for _ in 0..input.byte() % 3 {
+        let (at, length) = (Span(input.word().into()), Span(input.word().into()));
+        let (core, ppm) = (u32::from(input.byte() % 4), input.word() % 1_000_001);
+        plan.faults.push(FaultPlan { kind: input.pick(&kinds), at, length, core, ppm });
+        if Plan::parse(&plan.to_toml()).is_err() {
+            plan.faults.pop();
         }
     }
     SHARES.reach("a plan");

@@ -14,13 +14,22 @@ use quipu_sockets::direction::wish;
 use quipu_sockets::patience::{Overflow, Patience};
 use quipu_sockets::report::Reason;
 
+use crate::idleness::Idleness;
 use crate::map::Map;
 use crate::owners::Owners;
+use crate::send_lock::SendLock;
 use crate::set::Set;
 use crate::{helper, sys, totals};
 
 /// Messages in each direction after which a connection is worth raising.
 const MESSAGES: u32 = 8;
+/// Long messages in one direction after which it is, too: a stream that nobody answers. Short ones are as
+/// fast over TCP, which joins them.
+const ONE_WAY: u32 = 32;
+const LONG: usize = 8 * 1024;
+/// The same after the other end was not found: the ends of such a stream make different numbers of calls, and
+/// so ask at different times.
+const ONCE_MORE: u32 = 512;
 /// In `users`: the program has closed its last descriptor.
 const CLOSED: u32 = 1 << 31;
 
@@ -57,14 +66,22 @@ pub(crate) struct Conn {
     pub(crate) nonblocking: AtomicBool,
     /// `TCP_NODELAY`, as the program has set it: see [`Conn::take_nodelay`].
     pub(crate) nodelay: AtomicBool,
+    /// The option is the library's now.
+    pub(crate) has_nodelay: AtomicBool,
     /// It has called connect(2).
     pub(crate) initiator: AtomicBool,
     messages_sent: AtomicU32,
     messages_received: AtomicU32,
+    /// Those of both directions that were long.
+    long_messages: AtomicU32,
+    /// The other end was asked, and not found.
+    was_asked: AtomicBool,
     /// Cookie of the socket, once it is raised.
     pub(crate) cookie: AtomicU64,
     /// Where the receiver was, and one, when the helper last found octets unread; 0 if there were none.
     pub(crate) stuck_at: AtomicU64,
+    /// For the helper: see [`Idleness`].
+    idleness: Idleness,
     /// Sends since the kernel was asked whether the peer is alive.
     pub(crate) unasked: AtomicU32,
     /// One of its descriptors, and their number.
@@ -79,6 +96,8 @@ pub(crate) struct Conn {
     pub(crate) is_quick_member: AtomicBool,
     /// It has received something since its set last slept.
     pub(crate) is_touched: AtomicBool,
+    /// What it received last came over TCP.
+    pub(crate) is_fed_by_tcp: AtomicBool,
     /// It is in the list of those that the set asks for their consent.
     pub(crate) is_candidate: AtomicBool,
     pub(crate) patience: Mutex<Patience>,
@@ -129,11 +148,15 @@ impl Conn {
             sends: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             nodelay: AtomicBool::new(false),
+            has_nodelay: AtomicBool::new(false),
             initiator: AtomicBool::new(false),
             messages_sent: AtomicU32::new(0),
             messages_received: AtomicU32::new(0),
+            long_messages: AtomicU32::new(0),
+            was_asked: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
             stuck_at: AtomicU64::new(0),
+            idleness: Idleness::default(),
             unasked: AtomicU32::new(0),
             fd: AtomicI32::new(-1),
             descriptors: AtomicU32::new(0),
@@ -142,6 +165,7 @@ impl Conn {
             is_watched: AtomicBool::new(false),
             is_quick_member: AtomicBool::new(false),
             is_touched: AtomicBool::new(false),
+            is_fed_by_tcp: AtomicBool::new(false),
             is_candidate: AtomicBool::new(false),
             patience: Mutex::new(Patience::default()),
             overflow: Mutex::new(Overflow::default()),
@@ -159,15 +183,18 @@ impl Conn {
         let conn = pool_take();
         conn.life.fetch_add(1, Ordering::Relaxed);
         let flags = [&conn.leaving, &conn.receives, &conn.sends, &conn.initiator, &conn.is_watched];
-        for flag in flags.into_iter().chain([&conn.is_quick_member, &conn.is_candidate]) {
+        for flag in
+            flags.into_iter().chain([&conn.is_quick_member, &conn.is_candidate, &conn.was_asked])
+        {
             flag.store(false, Ordering::Relaxed);
         }
         let numbers =
             [&conn.receiving, &conn.sending, &conn.messages_sent, &conn.messages_received];
-        for number in numbers.into_iter().chain([&conn.unasked]) {
+        for number in numbers.into_iter().chain([&conn.unasked, &conn.long_messages]) {
             number.store(0, Ordering::Relaxed);
         }
         conn.stuck_at.store(0, Ordering::Relaxed);
+        conn.idleness.begin();
         conn.nonblocking.store(nonblocking, Ordering::Relaxed);
         conn.set.store(ptr::null_mut(), Ordering::Relaxed);
         conn.map.store(ptr::null_mut(), Ordering::Relaxed);
@@ -266,6 +293,18 @@ impl Conn {
         self.owners.remove()
     }
 
+    /// Gives the memory of the ring in which this end sends back to the system, if nothing was sent since the
+    /// last so many calls of this function. The caller, the helper, is between [`enter`](Self::enter) and
+    /// [`leave`](Self::leave).
+    pub(crate) fn trim_idle_ring(&self, map: &Map) {
+        if self.idleness.has_begun(self.counters.sent.load(Ordering::Relaxed))
+            && let Some(_lock) = SendLock::take(map)
+            && map.sender().unread().is_none_or(|(unread, _)| unread == 0)
+        {
+            map.forget_sent();
+        }
+    }
+
     /// Counts a message, and has the other end asked when there were enough.
     #[inline]
     pub(crate) fn note_message(&'static self, sent: bool) {
@@ -279,15 +318,38 @@ impl Conn {
         let own = if sent { &self.messages_sent } else { &self.messages_received };
         let count = own.fetch_add(1, Ordering::Relaxed) + 1;
         let other = if sent { &self.messages_received } else { &self.messages_sent };
-        if count < MESSAGES || other.load(Ordering::Relaxed) < MESSAGES {
-            return;
+        let both = count.min(other.load(Ordering::Relaxed));
+        if both >= MESSAGES && !self.was_asked.load(Ordering::Relaxed) {
+            self.ask();
         }
+    }
+
+    /// Counts what a call has moved, and has the other end asked when there were enough long messages.
+    #[inline]
+    pub(crate) fn note_length(&'static self, len: usize) {
+        if len >= LONG && self.mode() == Mode::Young {
+            self.grow_long();
+        }
+    }
+
+    #[cold]
+    fn grow_long(&'static self) {
+        let count = self.long_messages.fetch_add(1, Ordering::Relaxed) + 1;
+        let needed = if self.was_asked.load(Ordering::Relaxed) { ONCE_MORE } else { ONE_WAY };
+        if count >= needed {
+            self.ask();
+        }
+    }
+
+    fn ask(&'static self) {
         if !crate::process::is_enabled() {
             self.give_up(Mode::Young, Reason::Disabled);
         } else if !self.is_sole_owner() {
             // It may be the only one later.
             self.reason.store(Reason::Shared as u8, Ordering::Relaxed);
-            own.store(0, Ordering::Relaxed);
+            for number in [&self.messages_sent, &self.messages_received, &self.long_messages] {
+                number.store(0, Ordering::Relaxed);
+            }
         } else if self.change(Mode::Young, Mode::Asking) {
             self.reason.store(Reason::Asking as u8, Ordering::Relaxed);
             helper::ask(self);
@@ -303,6 +365,16 @@ impl Conn {
     pub(crate) fn give_up(&self, from: Mode, reason: Reason) {
         if self.change(from, Mode::Plain) {
             self.reason.store(reason as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// The other end was not found. It is asked once more, later, if the connection is still used then.
+    pub(crate) fn not_found(&self) {
+        if self.was_asked.swap(true, Ordering::Relaxed) {
+            self.give_up(Mode::Asking, Reason::NoPeer);
+        } else {
+            self.reason.store(Reason::NoPeer as u8, Ordering::Relaxed);
+            self.change(Mode::Asking, Mode::Young);
         }
     }
 
@@ -382,7 +454,11 @@ impl Conn {
 
     /// Has the kernel send small segments at once. Its acknowledgements go with what the other end sends over
     /// TCP; where that goes through memory, Nagle's algorithm would wait for 40 ms.
+    #[cold]
     pub(crate) fn take_nodelay(&self) {
+        if self.has_nodelay.swap(true, Ordering::SeqCst) {
+            return;
+        }
         let (fd, level, name) = (self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY);
         let now: Option<c_int> = sys::option(fd, level, name);
         self.nodelay.store(now == Some(1), Ordering::SeqCst);
@@ -391,9 +467,15 @@ impl Conn {
 
     /// Gives the option back to the program.
     fn give_nodelay_back(&self) {
-        if self.sends.load(Ordering::SeqCst) && !self.nodelay.load(Ordering::SeqCst) {
+        if self.has_nodelay.swap(false, Ordering::SeqCst) && !self.nodelay.load(Ordering::SeqCst) {
             sys::set_option(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 0);
         }
+    }
+
+    /// Whether the other end answers. A stream in one direction is faster over TCP with Nagle's algorithm.
+    pub(crate) fn is_mutual(&self) -> bool {
+        let count = |messages: &AtomicU32| messages.load(Ordering::Relaxed);
+        count(&self.messages_sent).min(count(&self.messages_received)) >= MESSAGES
     }
 
     /// Whether it may promise to look at the ring: nobody of this end sleeps in the kernel.
@@ -486,44 +568,4 @@ pub(crate) fn for_all(mut each: impl FnMut(&'static Conn)) {
 /// The pool's lock, for fork(2).
 pub(crate) fn hold_pool() -> std::sync::MutexGuard<'static, Vec<&'static [Conn]>> {
     POOL.lock().unwrap_or_else(|error| error.into_inner())
-}
-
-/// The lock by which threads send into a ring.
-pub(crate) struct SendLock<'a>(&'a AtomicU32);
-
-/// For how long a thread waits for another that is copying octets.
-const LOCK_NS: u64 = 20_000_000;
-
-impl<'a> SendLock<'a> {
-    /// None if this thread has it, in a signal handler, or its holder does not give it back: a
-    /// handler left the call by longjmp(3), or the process died.
-    #[inline]
-    pub(crate) fn take(map: &'a Map) -> Option<Self> {
-        let word = &map.own().sending;
-        let own = sys::thread();
-        match word.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) => Some(Self(word)),
-            Err(_) => Self::wait(word, own),
-        }
-    }
-
-    #[cold]
-    fn wait(word: &'a AtomicU32, own: u32) -> Option<Self> {
-        let begin = sys::now_ns();
-        loop {
-            match word.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => return Some(Self(word)),
-                Err(holder) if holder == own => return None,
-                Err(_) if sys::now_ns() - begin > LOCK_NS => return None,
-                Err(_) => std::thread::yield_now(),
-            }
-        }
-    }
-}
-
-impl Drop for SendLock<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.0.store(0, Ordering::SeqCst);
-    }
 }

@@ -13,10 +13,11 @@ use libc::c_int;
 use quipu_sockets::greeting::Pair;
 use quipu_sockets::report::Reason;
 
-use crate::conn::{self, Conn, Mode, SendLock};
+use crate::conn::{self, Conn, Mode};
 use crate::diag::{self, Other};
 use crate::map::Map;
 use crate::meet::{self, Fd, Message};
+use crate::send_lock::SendLock;
 use crate::{process, report, send, sys};
 
 /// Time between two looks at rings while something is sent through them.
@@ -219,7 +220,9 @@ fn go_on(meeting: &mut Meeting) -> bool {
             true
         }
         Outcome::Failed(reason) => {
-            if is_current {
+            if is_current && reason == Reason::NoPeer {
+                conn.not_found();
+            } else if is_current {
                 conn.give_up(Mode::Asking, reason);
             }
             true
@@ -286,6 +289,8 @@ fn look_at_rings(own: &Fd) {
                 take_back(own, conn, map);
                 // What is left is looked at again.
                 ACTIVE.store(true, Ordering::SeqCst);
+            } else {
+                conn.trim_idle_ring(map);
             }
         }
         conn.leave();

@@ -167,6 +167,12 @@ impl Map {
         }
     }
 
+    /// Gives the memory of the ring in which this end sends back to the system. Nothing is in it, and nobody
+    /// fills it meanwhile.
+    pub(crate) fn forget_sent(&self) {
+        sys::forget(self.ring(self.own), self.ring);
+    }
+
     /// Octets that are taken back from the ring, for the kernel to read. The second number is the
     /// length of all.
     pub(crate) fn taken_back(&self, pieces: Pieces) -> ([libc::iovec; 2], usize) {

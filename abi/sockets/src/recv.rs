@@ -66,6 +66,7 @@ pub(crate) fn finish(
         if received > 0 && flags & libc::MSG_PEEK == 0 {
             map.receiver().account(received as usize);
             count(&conn.counters.tcp_received, received as usize);
+            conn.is_fed_by_tcp.store(true, Ordering::Relaxed);
             stay_awake(conn, map);
             // A program that gets less than it asked for takes the socket for empty, and waits for an edge.
             into.skip(received as usize);
@@ -82,6 +83,7 @@ pub(crate) fn finish(
         }
         sys::set_errno(errno);
     }
+    conn.note_length(usize::try_from(received).unwrap_or(0));
     conn.receiving.fetch_sub(1, Ordering::SeqCst);
     conn.leave();
     match (before, result) {
@@ -160,6 +162,10 @@ fn from_ring(conn: &Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Opt
                 }
                 if receiver.take(ticket, pieces.len) {
                     count(&conn.counters.received, pieces.len);
+                    conn.is_fed_by_tcp.store(false, Ordering::Relaxed);
+                    if !conn.has_nodelay.load(Ordering::Relaxed) {
+                        conn.take_nodelay();
+                    }
                     return Some(pieces.len);
                 }
                 *into = before;
@@ -200,6 +206,13 @@ fn raised(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -
         let is_free = conn.set.load(Ordering::Relaxed).is_null();
         if attempt == 0 && is_free && conn.may_consent(1) {
             conn.is_watched.store(true, Ordering::Relaxed);
+            if !wants_all && conn.is_fed_by_tcp.load(Ordering::Relaxed) {
+                // A stream that TCP carries: while more of it is there, this thread does not sleep.
+                map.receiver().consent();
+                if let Some(plan) = from_tcp(conn, map, into, flags) {
+                    return plan;
+                }
+            }
             match spin(conn, map) {
                 Found::Ring => continue,
                 Found::Tcp if !wants_all => {
@@ -244,14 +257,14 @@ fn spin(conn: &Conn, map: &Map) -> Found {
     loop {
         for _ in 0..32 {
             if receiver.has_unread() {
-                spin.found();
+                spin.found_in_ring();
                 return Found::Ring;
             }
             std::hint::spin_loop();
         }
         match spin.goes_on() {
             Some(true) if sys::is_readable(conn.fd()) => {
-                spin.found();
+                spin.found_in_tcp();
                 return Found::Tcp;
             }
             Some(_) => {}
@@ -272,6 +285,7 @@ fn from_tcp(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int)
     if flags & libc::MSG_PEEK == 0 {
         map.receiver().account(received);
         count(&conn.counters.tcp_received, received);
+        conn.is_fed_by_tcp.store(true, Ordering::Relaxed);
         into.skip(received);
         let more = from_ring(conn, map, into, flags).unwrap_or(0);
         return Some(Plan::Done((received + more) as isize, 0));

@@ -7,9 +7,10 @@ use libc::c_int;
 use quipu_sockets::report::Reason;
 use quipu_sockets::{Room, Withdrawal};
 
-use crate::conn::{Conn, Mode, SendLock, count};
+use crate::conn::{Conn, Mode, count};
 use crate::iov::Cursor;
 use crate::map::Map;
+use crate::send_lock::SendLock;
 use crate::{helper, sys, table};
 
 /// Flags that change nothing for octets in a ring.
@@ -26,8 +27,14 @@ const UNASKED: u32 = 8;
 /// block, and one that may not.
 const PATIENT_NS: u64 = 200_000;
 const BRIEF_NS: u64 = 20_000;
+/// The same for one that may block, while the receiver reads octets of TCP that come before those in the
+/// ring: a single call may take megabytes.
+const BACKLOG_NS: u64 = 1_000_000;
 /// For how long a blocking sender waits for TCP before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Octets that are copied into the ring at a time, so that the receiver copies meanwhile.
+const PART: usize = 64 * 1024;
 
 /// What the entry point is to do.
 pub(crate) enum Plan {
@@ -83,6 +90,7 @@ pub(crate) fn finish(conn: &'static Conn, before: usize, sent: isize) -> isize {
         map.own().sent.fetch_add(sent as u64, Ordering::SeqCst);
         count(&conn.counters.tcp_sent, sent);
     }
+    conn.note_length(usize::try_from(sent).unwrap_or(0));
     conn.sending.fetch_sub(1, Ordering::SeqCst);
     conn.leave();
     match (before, sent) {
@@ -104,7 +112,9 @@ fn is_in_step(conn: &Conn, map: &Map) -> bool {
         return false;
     };
     map.own().sent.store(sent, Ordering::SeqCst);
-    conn.take_nodelay();
+    if conn.is_mutual() {
+        conn.take_nodelay();
+    }
     conn.sends.store(true, Ordering::SeqCst);
     true
 }
@@ -178,7 +188,7 @@ fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut 
                     take_back(conn, map);
                     return Filled::UseTcp;
                 }
-                let pieces = pieces.first(total - *done);
+                let pieces = pieces.first((total - *done).min(PART));
                 let before = data.clone();
                 map.fill(pieces, data);
                 if !sender.publish(head, pieces.len) {
@@ -258,7 +268,9 @@ fn is_gone(conn: &Conn, map: &Map) -> bool {
 fn wait_for_reader(map: &Map, time_ns: u64) -> bool {
     let sender = map.sender();
     let Some((unread, mut read)) = sender.unread() else { return true };
-    let mut deadline = sys::now_ns() + time_ns;
+    let time =
+        || if time_ns == PATIENT_NS && sender.is_tcp_unread() { BACKLOG_NS } else { time_ns };
+    let mut deadline = sys::now_ns() + time();
     loop {
         for _ in 0..64 {
             match sender.unread() {
@@ -273,7 +285,7 @@ fn wait_for_reader(map: &Map, time_ns: u64) -> bool {
         }
         match sender.unread() {
             Some((_, position)) if position != read && time_ns == PATIENT_NS => {
-                (read, deadline) = (position, now + time_ns);
+                (read, deadline) = (position, now + time());
             }
             _ => {}
         }

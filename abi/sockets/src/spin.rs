@@ -35,6 +35,18 @@ impl<'a> Spin<'a> {
         self.patience.waited(self.last - self.begun);
     }
 
+    /// It was in the ring that was looked at.
+    pub(crate) fn found_in_ring(&mut self) {
+        self.found();
+        self.patience.found_in_ring();
+    }
+
+    /// It had come over TCP, although the sender could have used the ring.
+    pub(crate) fn found_in_tcp(&mut self) {
+        self.found();
+        self.patience.found_in_tcp(self.last);
+    }
+
     /// Whether to look again, and to ask the kernel before that. None once the time is over; the
     /// look has ended then.
     pub(crate) fn goes_on(&mut self) -> Option<bool> {

@@ -324,6 +324,11 @@ pub(crate) fn map_shared(len: usize, file: Option<c_int>) -> Option<*mut u8> {
     (at != libc::MAP_FAILED).then_some(at.cast())
 }
 
+/// Has shared memory become zeros that take no memory.
+pub(crate) fn forget(at: *mut u8, len: usize) {
+    quietly(|| call!(SYS_madvise, at, len, libc::MADV_REMOVE));
+}
+
 /// Removes a mapping that nobody uses any more.
 pub(crate) fn unmap(at: *mut u8, len: usize) {
     // SAFETY: the caller's mapping, of this length.

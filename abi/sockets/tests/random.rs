@@ -80,3 +80,55 @@ fn what_poll_select_and_epoll_report_is_true_while_octets_move_between_ring_and_
     }
     assert!(by_memory > 1000, "{by_memory} octets went through memory");
 }
+
+/// Lengths of messages, and their numbers.
+const STREAMS: [(&str, &str); 3] = [("20000", "6000"), ("65536", "3000"), ("1048576", "300")];
+
+#[test]
+fn a_stream_that_nobody_answers_goes_through_memory_too() {
+    let Some(program) = program("stream") else { return };
+    for (len, messages) in STREAMS {
+        let mut command = Command::new(&program);
+        let output = command.args([len, messages]).env("LD_PRELOAD", library()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.contains("\ndone"), "{len}: {text}{errors}");
+        let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
+        let octets: u64 = octets.and_then(|octets| octets.parse().ok()).unwrap_or(0);
+        assert!(octets > 100_000, "{len}: {octets} octets went through memory");
+    }
+}
+
+/// Connections, messages of each in both directions, and their length: never raised; with short messages;
+/// with messages that fill rings.
+const IDLE: [[&str; 3]; 3] = [["1000", "0", "1"], ["1000", "20", "1"], ["1000", "20", "60000"]];
+/// Octets that an idle connection may take, of both ends and of what they share.
+const IDLE_OCTETS: u64 = 8192;
+/// Octets that the library takes for itself, in both processes.
+const OWN_OCTETS: u64 = 2_000_000;
+
+#[test]
+fn idle_connections_take_little_memory() {
+    let Some(program) = program("idle") else { return };
+    for arguments in IDLE {
+        let memory = |preloaded: bool| {
+            let mut command = Command::new(&program);
+            command.args(arguments).env_remove("LD_PRELOAD");
+            if preloaded {
+                command.env("LD_PRELOAD", library());
+            }
+            let output = command.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{arguments:?}: {text}");
+            let number = |name: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(name));
+                line.and_then(|number| number.parse::<u64>().ok()).expect("a number")
+            };
+            (number("raised "), number("memory "))
+        };
+        let (plain, (raised, with)) = (memory(false).1, memory(true));
+        assert!(arguments[1] == "0" || raised > 900, "{arguments:?}: {raised} were raised");
+        let each = with.saturating_sub(plain + OWN_OCTETS) / 1000;
+        assert!(each <= IDLE_OCTETS, "{arguments:?}: {each} octets for a connection");
+    }
+}

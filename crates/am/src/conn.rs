@@ -47,6 +47,8 @@ pub(crate) struct Initiator {
     pub(crate) segment: PeerSegment,
     /// The peer is to hear of the own segment before the next request.
     pub(crate) tell_segment: bool,
+    /// The peer was asked for a sign of life, and has not given it.
+    pub(crate) is_probed: bool,
 }
 
 /// The end that has accepted, and answers.

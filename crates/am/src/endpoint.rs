@@ -7,7 +7,7 @@ use crate::fabric::Remote;
 use crate::message::Message;
 use crate::name::Name;
 use crate::slab::Id;
-use crate::types::{Mode, Operation, Status, Tag};
+use crate::types::{Arg, MAX_ARGS, Mode, Operation, Status, Tag};
 
 /// The number of a bundle.
 pub type BundleId = Id<Bundle>;
@@ -15,25 +15,38 @@ pub type BundleId = Id<Bundle>;
 pub type EndpointId = Id<Endpoint>;
 
 /// A message whose handler is to run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Arrived {
     pub(crate) endpoint: EndpointId,
     pub(crate) what: What,
     pub(crate) message: Message,
+    pub(crate) args: [Arg; MAX_ARGS],
     /// The receive slot that holds the payload, and where it begins there.
     pub(crate) slot: Option<(u32, u32)>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum What {
     /// From a connection that this end has accepted. The tag is that of the message.
     Request { conn: ConnId, tag: Tag },
     /// From one that this end has made.
     Reply { conn: ConnId },
-    /// A message of this end has come back.
-    Returned { status: Status, operation: Operation, to: Name },
+    /// A request of the endpoint to itself.
+    OwnRequest { tag: Tag },
+    /// A reply of the endpoint to itself.
+    OwnReply,
+    /// A message of this end has come back. It is rare, and kept apart so that the others are short.
+    Returned(Box<Returned>),
     /// A get is done.
     Got,
+}
+
+/// Why a message has come back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Returned {
+    pub(crate) status: Status,
+    pub(crate) operation: Operation,
+    pub(crate) to: Name,
 }
 
 /// Endpoints that are polled together.

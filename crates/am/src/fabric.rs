@@ -208,11 +208,16 @@ pub trait Fabric {
     }
     /// Reads memory of the peer.
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool;
+    /// Asks the adapter of a peer for a sign of life, which takes nothing of its program. A connection
+    /// whose peer does not answer fails. Where nothing can be asked, nothing happens.
+    fn probe(&mut self, _conn: ConnId, _notify: u64) -> bool {
+        true
+    }
     /// Most bytes of [`send`](Self::send).
     fn inline_limit(&self) -> usize;
     /// Fills a send buffer from `at` on.
     fn store(&mut self, buffer: u32, at: usize, bytes: &[u8]);
-    /// Reads a receive slot from `at` on.
+    /// Reads a receive slot from `at` on. Bytes that are of no message may be anything.
     fn load(&self, slot: u32, at: usize, out: &mut [u8]);
     /// Posts receive slots that messages have used.
     fn repost(&mut self, slots: &[u32]);

@@ -11,6 +11,7 @@
 //! | [`message`] | messages as bytes |
 //! | `conn`, `endpoint`, `records` | state: of connections, of endpoints, of requests under way |
 //! | [`name`] | names of endpoints |
+//! | [`pair`] | two engines that are connected through memory, for measurements |
 //! | [`types`] | tags, statuses, limits |
 //!
 //! # How processes find each other
@@ -50,6 +51,7 @@ mod endpoint;
 pub mod fabric;
 pub mod message;
 pub mod name;
+pub mod pair;
 mod records;
 pub mod slab;
 pub mod types;

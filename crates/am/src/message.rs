@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// A message but for its payload.
+/// A message but for its arguments and its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     /// What it is.
@@ -82,8 +82,6 @@ pub struct Message {
     /// Bulk: bytes of the payload. Segment information: bytes of the segment. Medium: filled in by
     /// the parser.
     pub len: u64,
-    /// The arguments; segment information has the key in the first.
-    pub args: [Arg; MAX_ARGS],
 }
 
 impl Message {
@@ -102,22 +100,30 @@ impl Message {
             tag: None,
             offset: 0,
             len: 0,
-            args: [0; MAX_ARGS],
         }
     }
 
-    /// Writes everything but the payload; how many bytes that is. The payload of a medium message
-    /// follows at once, at a multiple of 8 bytes.
+    /// The first bytes, as one number: of a message with so many arguments.
     #[inline]
-    pub fn encode(&self, out: &mut [u8; MAX_HEAD]) -> usize {
+    fn fixed(&self, nargs: usize) -> u64 {
         let tagged = if self.tag.is_some() { TAGGED } else { 0 };
         let starved = if self.starved { STARVED } else { 0 };
-        out[0] = self.kind as u8 | (self.category as u8) << 4 | tagged | starved;
-        out[1] = self.nargs;
-        out[2..4].copy_from_slice(&self.handler.to_le_bytes());
-        out[4..6].copy_from_slice(&self.id.to_le_bytes());
-        out[6] = self.credits as u8;
-        out[7] = self.status.map_or(0, |status| status as u8);
+        let first = self.kind as u8 | (self.category as u8) << 4 | tagged | starved;
+        let status = self.status.map_or(0, |status| status as u8);
+        u64::from(first)
+            | (nargs as u64) << 8
+            | u64::from(self.handler) << 16
+            | u64::from(self.id) << 32
+            | u64::from(self.credits.cast_unsigned()) << 48
+            | u64::from(status) << 56
+    }
+
+    /// Writes everything but the payload, with the first [`MAX_ARGS`] of `args`; how many bytes that
+    /// is. The payload of a medium message follows at once, at a multiple of 8 bytes.
+    #[inline]
+    pub fn encode(&self, args: &[Arg], out: &mut [u8; MAX_HEAD]) -> usize {
+        let args = &args[..args.len().min(MAX_ARGS)];
+        out[..FIXED].copy_from_slice(&self.fixed(args.len()).to_le_bytes());
         let mut at = FIXED;
         if let Some(Tag(tag)) = self.tag {
             out[at..at + 8].copy_from_slice(&tag.to_le_bytes());
@@ -128,10 +134,11 @@ impl Message {
             out[at + 8..at + 16].copy_from_slice(&self.len.to_le_bytes());
             at += 16;
         }
-        for arg in &self.args[..usize::from(self.nargs)] {
-            out[at..at + 4].copy_from_slice(&arg.to_le_bytes());
-            at += 4;
+        let end = at + 4 * args.len();
+        for (bytes, arg) in out[at..end].chunks_exact_mut(4).zip(args) {
+            bytes.copy_from_slice(&arg.to_le_bytes());
         }
+        at = end;
         if self.category == Category::Medium && !at.is_multiple_of(8) {
             out[at..at + 4].fill(0);
             at += 4;
@@ -139,45 +146,52 @@ impl Message {
         at
     }
 
-    /// Reads the head of a message of `len` bytes, of which `head` are the first; also where the
-    /// payload begins. None if it is not a message that [`encode`](Self::encode) writes.
+    /// Reads the head of a message of `len` bytes, of which `head` has the first, and its arguments:
+    /// the first `nargs` of `args`, after which there may be anything. Also where the payload begins.
+    /// None if it is not a message that [`encode`](Self::encode) writes.
     #[inline]
     #[must_use]
-    pub fn parse(head: &[u8], len: usize) -> Option<(Self, usize)> {
-        let fixed: &[u8; FIXED] = head.first_chunk()?;
-        let mut message =
-            Self::new(Kind::from_bits(fixed[0] & 0xf)?, u16::from_le_bytes([fixed[4], fixed[5]]));
-        message.category = Category::from_bits(fixed[0] >> 4 & 3)?;
-        message.starved = fixed[0] & STARVED != 0;
-        message.nargs = fixed[1];
-        message.handler = u16::from_le_bytes([fixed[2], fixed[3]]);
-        message.credits = fixed[6] as i8;
-        message.status = Status::from_wire(fixed[7])?;
+    pub fn parse(
+        head: &[u8; MAX_HEAD],
+        len: usize,
+        args: &mut [Arg; MAX_ARGS],
+    ) -> Option<(Self, usize)> {
+        let fixed = head[..FIXED].first_chunk().map(|fixed| u64::from_le_bytes(*fixed))?;
+        let first = fixed as u8;
+        let mut message = Self::new(Kind::from_bits(first & 0xf)?, (fixed >> 32) as u16);
+        message.category = Category::from_bits(first >> 4 & 3)?;
+        message.starved = first & STARVED != 0;
+        message.nargs = (fixed >> 8) as u8;
+        message.handler = (fixed >> 16) as u16;
+        message.credits = (fixed >> 48) as i8;
+        message.status = Status::from_wire((fixed >> 56) as u8)?;
         let mut at = FIXED;
         let mut word = || {
             let bytes: &[u8; 8] = head.get(at..)?.first_chunk()?;
             at += 8;
             Some(u64::from_le_bytes(*bytes))
         };
-        if fixed[0] & TAGGED != 0 {
+        if first & TAGGED != 0 {
             message.tag = Some(Tag(word()?));
         }
         if message.category == Category::Bulk {
             (message.offset, message.len) = (word()?, word()?);
         }
-        let nargs = usize::from(message.nargs);
-        let args = message.args.get_mut(..nargs)?;
-        for (arg, bytes) in args.iter_mut().zip(head.get(at..at + 4 * nargs)?.chunks_exact(4)) {
-            *arg = Arg::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        // In pairs, because the head was just written: wider reads would wait for the cache.
+        let pairs = usize::from(message.nargs).div_ceil(2);
+        let bytes: &[u8; 4 * MAX_ARGS] = head.get(at..)?.first_chunk()?;
+        for (pair, bytes) in args.chunks_exact_mut(2).zip(bytes.chunks_exact(8)).take(pairs) {
+            pair[0] = Arg::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            pair[1] = Arg::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         }
-        at += 4 * nargs;
+        at += 4 * usize::from(message.nargs);
         if message.category == Category::Medium {
             at = at.next_multiple_of(8);
             message.len = len.checked_sub(at)? as u64;
         } else if at != len {
             return None;
         }
-        Some((message, at))
+        (usize::from(message.nargs) <= MAX_ARGS).then_some((message, at))
     }
 }
 
@@ -187,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    fn any_message() -> impl Strategy<Value = Message> {
+    fn any_message() -> impl Strategy<Value = (Message, [Arg; MAX_ARGS])> {
         let kinds = prop::sample::select(vec![1u8, 2, 3, 4, 8, 9, 10, 11, 12, 13]);
         let head =
             (kinds, 0u8..3, any::<bool>(), 0u8..=16, any::<u16>(), any::<u16>(), any::<i8>());
@@ -197,7 +211,7 @@ mod tests {
             args[usize::from(nargs)..].fill(0);
             let category = Category::from_bits(category).unwrap();
             let bulk = category == Category::Bulk;
-            Message {
+            let message = Message {
                 kind: Kind::from_bits(kind).unwrap(),
                 category,
                 starved,
@@ -209,29 +223,36 @@ mod tests {
                 tag: tag.map(Tag),
                 offset: if bulk { offset } else { 0 },
                 len: if bulk { len } else { 0 },
-                args,
-            }
+            };
+            (message, args)
         })
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(mut message in any_message(), payload in 0usize..100) {
+        fn what_is_written_is_read((mut message, args) in any_message(), payload in 0usize..100) {
             let mut head = [0xa5; MAX_HEAD];
-            let at = message.encode(&mut head);
+            let at = message.encode(&args[..message.nargs.into()], &mut head);
             let medium = message.category == Category::Medium;
             let len = at + if medium { payload } else { 0 };
             if medium {
                 message.len = payload as u64;
                 prop_assert!(at.is_multiple_of(8));
             }
-            prop_assert_eq!(Message::parse(&head[..at], len), Some((message, at)));
+            let mut read = [0; MAX_ARGS];
+            prop_assert_eq!(Message::parse(&head, len, &mut read), Some((message, at)));
+            let nargs = usize::from(message.nargs);
+            prop_assert_eq!(&read[..nargs], &args[..nargs]);
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..MAX_HEAD + 8)) {
-            if let Some((message, at)) = Message::parse(&bytes, bytes.len()) {
-                prop_assert!(at <= bytes.len() && usize::from(message.nargs) <= MAX_ARGS);
+        fn no_bytes_make_it_panic(
+            head in prop::array::uniform(any::<u8>()),
+            len in 0..2 * MAX_HEAD,
+        ) {
+            let mut args = [0; MAX_ARGS];
+            if let Some((message, at)) = Message::parse(&head, len, &mut args) {
+                prop_assert!(at <= len && usize::from(message.nargs) <= MAX_ARGS);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Requests that are under way: all that is needed to return them to the program.
 
 use crate::conn::ConnId;
-use crate::message::Message;
-use crate::types::Operation;
+use crate::message::{Kind, Message};
+use crate::types::{Arg, MAX_ARGS, Operation};
 
 /// What a record stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,25 +15,38 @@ pub(crate) enum Purpose {
     Refusal,
 }
 
-/// A request under way.
+/// A request under way. Its arguments come back to the program if it is refused.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct Record {
     pub(crate) conn: ConnId,
-    pub(crate) purpose: Purpose,
-    /// The message; its arguments come back to the program if it is refused.
     pub(crate) message: Message,
     /// Differs for each use of the place.
     pub(crate) serial: u32,
+    pub(crate) purpose: Purpose,
+    is_used: bool,
     /// The memory that was to be sent may be used again.
     pub(crate) is_source_free: bool,
     /// The reply waits for its handler.
     pub(crate) is_answered: bool,
+    /// As many as the message has; the others are of earlier messages.
+    args: [Arg; MAX_ARGS],
+}
+
+impl Record {
+    /// The arguments of the message; 0 where it has none.
+    pub(crate) fn args(&self) -> [Arg; MAX_ARGS] {
+        let mut args = [0; MAX_ARGS];
+        let nargs = usize::from(self.message.nargs).min(MAX_ARGS);
+        args[..nargs].copy_from_slice(&self.args[..nargs]);
+        args
+    }
 }
 
 /// A fixed number of places.
 #[derive(Debug)]
 pub(crate) struct Records {
-    places: Vec<Option<Record>>,
+    places: Vec<Record>,
     free: Vec<u16>,
     serial: u32,
 }
@@ -41,23 +54,38 @@ pub(crate) struct Records {
 impl Records {
     pub(crate) fn new(count: u16) -> Self {
         let free = (0..count).rev().collect();
-        Self { places: vec![None; usize::from(count)], free, serial: 0 }
+        let unused = Record {
+            conn: ConnId::from_u64(u64::MAX),
+            message: Message::new(Kind::Request, 0),
+            serial: 0,
+            purpose: Purpose::Segment,
+            is_used: false,
+            is_source_free: false,
+            is_answered: false,
+            args: [0; MAX_ARGS],
+        };
+        Self { places: vec![unused; usize::from(count)], free, serial: 0 }
     }
 
-    /// Takes a place; none if all are taken.
+    /// Takes a place; none if all are taken. Its number becomes that of the message.
     #[inline]
     pub(crate) fn insert(
         &mut self,
         conn: ConnId,
         purpose: Purpose,
-        message: &Message,
+        message: &mut Message,
+        args: &[Arg],
     ) -> Option<u16> {
         let id = self.free.pop()?;
         self.serial = self.serial.wrapping_add(1);
-        let (serial, is_source_free, is_answered) = (self.serial, false, false);
-        let record =
-            Record { conn, purpose, message: *message, serial, is_source_free, is_answered };
-        self.places[usize::from(id)] = Some(record);
+        message.id = id;
+        let place = self.places.get_mut(usize::from(id))?;
+        (place.conn, place.purpose, place.serial) = (conn, purpose, self.serial);
+        (place.is_used, place.is_source_free, place.is_answered) = (true, false, false);
+        place.message = *message;
+        for (kept, arg) in place.args.iter_mut().zip(args) {
+            *kept = *arg;
+        }
         Some(id)
     }
 
@@ -70,36 +98,55 @@ impl Records {
     /// The record, if it is of this connection: peers may say any number.
     #[inline]
     pub(crate) fn of(&mut self, id: u16, conn: ConnId) -> Option<&mut Record> {
-        self.places.get_mut(usize::from(id))?.as_mut().filter(|record| record.conn == conn)
+        let place = self.places.get_mut(usize::from(id))?;
+        (place.is_used && place.conn == conn).then_some(place)
     }
 
-    /// Gives a place back.
+    /// Gives a place back, if it is taken by this connection; whether it was.
     #[inline]
-    pub(crate) fn remove(&mut self, id: u16) -> Option<Record> {
-        let record = self.places.get_mut(usize::from(id))?.take()?;
+    pub(crate) fn remove(&mut self, id: u16, conn: ConnId) -> bool {
+        let Some(record) = self.of(id, conn) else { return false };
+        record.is_used = false;
         self.free.push(id);
-        Some(record)
+        true
+    }
+
+    fn used(&self) -> impl Iterator<Item = (u16, &Record)> {
+        (0u16..).zip(&self.places).filter(|(_, place)| place.is_used)
     }
 
     /// Whether the use of a place with that serial number goes on, and its source is not free.
     pub(crate) fn holds_source(&self, id: u16, serial: u32) -> bool {
-        let record = self.places.get(usize::from(id)).and_then(Option::as_ref);
-        record.is_some_and(|record| record.serial == serial && !record.is_source_free)
+        let place = self.places.get(usize::from(id)).filter(|place| place.is_used);
+        place.is_some_and(|record| record.serial == serial && !record.is_source_free)
+    }
+
+    /// The serial number of the youngest record so far.
+    pub(crate) fn youngest(&self) -> u32 {
+        self.serial
+    }
+
+    /// Whether any place is taken.
+    pub(crate) fn is_any_used(&self) -> bool {
+        self.free.len() < self.places.len()
+    }
+
+    /// The connections of records that are not younger than the one with that serial number, each
+    /// once or more.
+    pub(crate) fn conns_up_to(&self, serial: u32) -> Vec<ConnId> {
+        let is_old = |record: &Record| serial.wrapping_sub(record.serial) <= u32::MAX / 2;
+        self.used().filter(|(_, record)| is_old(record)).map(|(_, record)| record.conn).collect()
     }
 
     /// The connections of all records.
     pub(crate) fn conns(&self) -> impl Iterator<Item = ConnId> {
-        self.places.iter().flatten().map(|record| record.conn)
+        self.used().map(|(_, record)| record.conn)
     }
 
     /// The numbers of the records of a connection, oldest first.
     pub(crate) fn all_of(&self, conn: ConnId) -> Vec<u16> {
-        let mut all: Vec<(u32, u16)> = (0u16..)
-            .zip(&self.places)
-            .filter_map(|(id, place)| place.as_ref().map(|record| (id, record)))
-            .filter(|(_, record)| record.conn == conn)
-            .map(|(id, record)| (record.serial, id))
-            .collect();
+        let of_it = self.used().filter(|(_, record)| record.conn == conn);
+        let mut all: Vec<(u32, u16)> = of_it.map(|(id, record)| (record.serial, id)).collect();
         all.sort_unstable();
         all.into_iter().map(|(_, id)| id).collect()
     }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::connect::{ANSWER_NS, DISCONNECT_NS, seen_by_peer};
 use crate::id::{Id, State};
-use crate::keys::IdKey;
+use crate::keys::{IdKey, StreamKey};
 use crate::plain::offer_of;
 use crate::types::{Action, CallError, EventKind, Loss, Param, PortSpace, Protocol, qp_type};
 use crate::{Cm, errno};
@@ -37,25 +37,44 @@ fn takes(at: Option<IpAddr>, local: IpAddr, one_family: Option<bool>) -> bool {
 }
 
 impl Cm {
-    /// An identifier is of the device of QPIP from now on: the world has found its address, or its peer's, on
-    /// a packet link.
+    /// An identifier is on a packet link from now on, where `protocol` is spoken: the world has found its
+    /// address, or its peer's, there.
     ///
     /// # Errors
     ///
     /// It is connected, or for datagrams; there is none.
-    pub fn use_qpip(&mut self, key: IdKey) -> Result<(), CallError> {
+    pub fn use_link(&mut self, key: IdKey, protocol: Protocol) -> Result<(), CallError> {
         let id = self.ids.get_mut(key).ok_or(CallError::NoSuchObject)?;
         let early = matches!(id.state, State::Idle | State::AddressResolved);
         if !early || id.space != PortSpace::Tcp {
             return Err(CallError::WrongState);
         }
-        id.protocol = Protocol::Qpip;
+        (id.on_link, id.protocol) = (true, protocol);
         Ok(())
     }
 
-    /// Whether an identifier is of the device of QPIP.
-    pub fn is_qpip(&self, key: IdKey) -> bool {
-        self.ids.get(key).is_some_and(|id| id.protocol == Protocol::Qpip)
+    /// Whether an identifier is on a packet link.
+    pub fn is_on_link(&self, key: IdKey) -> bool {
+        self.ids.get(key).is_some_and(|id| id.on_link)
+    }
+
+    /// As [`handle_accepted`](Self::handle_accepted), of a stream that has come over a packet link. Plain
+    /// iWARP alone is spoken there.
+    pub fn handle_accepted_on_link(
+        &mut self,
+        now: u64,
+        listener: IdKey,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<StreamKey> {
+        if !self.is_listening(listener) || self.removed || !self.is_bound_to(listener, local.ip()) {
+            return None;
+        }
+        let stream = self.admit_stream(now, listener, local, peer);
+        if let Some(stream) = self.streams.get_mut(stream) {
+            stream.on_link = true;
+        }
+        Some(stream)
     }
 
     /// Whether an identifier is bound to the own address `local` of a packet link, or to every one of its
@@ -94,7 +113,7 @@ impl Cm {
     /// The packet link is gone for good: connections over it have ended, and whatever else is bound to it
     /// hears [`DeviceRemoval`](EventKind::DeviceRemoval). Requests that no program has taken vanish.
     pub fn handle_link_lost(&mut self) {
-        let on_link = |id: &Id| id.protocol == Protocol::Qpip;
+        let on_link = |id: &Id| id.on_link;
         let keys: Vec<IdKey> = self.ids.keys().collect();
         for key in keys {
             let Some(id) = self.ids.get(key).filter(|id| on_link(id)) else { continue };
@@ -165,7 +184,7 @@ impl Cm {
         child.dst = Some(peer);
         child.state = State::Requested;
         child.asked = true;
-        child.protocol = Protocol::Qpip;
+        (child.on_link, child.protocol) = (true, Protocol::Qpip);
         child.peer = Some(offer);
         child.options = listener.options;
         let child = self.add_child(by, child);

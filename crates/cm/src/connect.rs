@@ -435,6 +435,17 @@ impl Cm {
         if !self.is_listening(listener) || self.removed || !self.takes_family_of(listener, peer) {
             return None;
         }
+        Some(self.admit_stream(now, listener, local, peer))
+    }
+
+    /// A stream begins whose request is to come.
+    pub(crate) fn admit_stream(
+        &mut self,
+        now: u64,
+        listener: IdKey,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> StreamKey {
         let origin = Origin::from(peer.ip());
         let limits = (self.config.half_open, self.config.half_open_per_address);
         if let Some(oldest) = self.admission.oldest_above(listener, origin, limits) {
@@ -445,7 +456,7 @@ impl Cm {
         let stream = self.streams.insert(Stream::responder(owner, local, peer));
         self.admission.add(listener, origin, number, stream);
         self.deadlines.insert((deadline, Clocked::Stream(stream)));
-        Some(stream)
+        stream
     }
 
     /// The connection of [`Action::Connect`] stands.
@@ -563,7 +574,8 @@ impl Cm {
         let Ok(Setup::Request(offer, data)) = Setup::parse(&request.private_data) else {
             return self.refuse_stream(key, &no_such_service);
         };
-        if !self.serves(local, peer) || offer.port_space != listener.space.code() {
+        if stream.on_link || !self.serves(local, peer) || offer.port_space != listener.space.code()
+        {
             return self.refuse_stream(key, &no_such_service);
         }
         // Those of RDMA_PS_TCP may get queue pairs of any type, whatever they were made for.

@@ -132,6 +132,8 @@ pub(crate) struct Id {
     pub(crate) peer: Option<Offer>,
     /// What its connection speaks.
     pub(crate) protocol: Protocol,
+    /// It is bound to an address of a packet link, or its peer is there.
+    pub(crate) on_link: bool,
     /// Plain iWARP: what the peer's program said in its reply.
     pub(crate) reply: Vec<u8>,
     /// The first PSN of this side, once it was drawn.
@@ -171,6 +173,7 @@ impl Id {
             own: None,
             peer: None,
             protocol: Protocol::Quipu,
+            on_link: false,
             reply: Vec::new(),
             psn: None,
             deadline: None,
@@ -216,14 +219,15 @@ impl Id {
     pub(crate) fn has_device(&self, gid: [u8; 16]) -> bool {
         let Some(ip) = self.src.map(|src| src.ip()) else { return false };
         let alone = matches!(self.state, State::Idle | State::Listening(_));
-        let foreign = ip.is_loopback() && gid_of(ip) != gid && self.protocol != Protocol::Qpip;
+        let foreign = ip.is_loopback() && gid_of(ip) != gid && !self.on_link;
         !(ip.is_unspecified() || alone && foreign)
     }
 
-    /// Where its queue pairs are, on an engine with these addresses: QPIP's are at the address of its link.
+    /// Where its queue pairs are, on an engine with these addresses: those on a packet link are at its
+    /// address.
     pub(crate) fn own_gid(&self, own: &Addresses) -> [u8; 16] {
-        match (self.protocol, self.src) {
-            (Protocol::Qpip, Some(src)) => gid_of(src.ip()),
+        match (self.on_link, self.src) {
+            (true, Some(src)) => gid_of(src.ip()),
             (_, Some(src)) => own.gid(own.row_of(src)),
             (_, None) => own.gid(0),
         }

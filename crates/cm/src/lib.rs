@@ -9,7 +9,7 @@
 //! | `id` | identifiers and their states |
 //! | `connect` | connections: REQ, REP, REJ, RTU, DREQ, DREP over a TCP stream |
 //! | `plain` | connections with plain iWARP adapters |
-//! | `bare` | connections of QPIP: TCP and nothing else |
+//! | `bare` | packet links; connections of QPIP: TCP and nothing else |
 //! | `stream` | MPA start-up and frames in one stream |
 //! | `again` | connections that are refused |
 //! | `admission` | bounds for streams of strangers |
@@ -219,7 +219,7 @@ impl Cm {
         let asks_plain = self.config.asks_plain;
         if let Some(id) = self.ids.get_mut(key) {
             id.src = Some(src);
-            if id.protocol != Protocol::Qpip {
+            if !id.on_link {
                 let plain = asks_plain && id.space == PortSpace::Tcp;
                 id.protocol = if plain { Protocol::Iwarp } else { Protocol::Quipu };
             }

@@ -93,7 +93,7 @@ impl Cm {
     pub(crate) fn requested_plain(&mut self, key: StreamKey, request: &Request) {
         let Some(stream) = self.streams.get(key) else { return };
         let Owner::Nobody { listener: by, .. } = stream.owner else { return };
-        let (local, peer) = (stream.local, stream.peer);
+        let (local, peer, on_link) = (stream.local, stream.peer, stream.on_link);
         let Some(listener) = self.ids.get(by) else { return self.close(key, true) };
         let State::Listening(state) = &listener.state else { return self.close(key, true) };
         let served = self.config.takes_plain && listener.takes_untyped();
@@ -108,7 +108,7 @@ impl Cm {
         child.state = State::Requested;
         child.stream = Some(key);
         child.asked = true;
-        child.protocol = Protocol::Iwarp;
+        (child.on_link, child.protocol) = (on_link, Protocol::Iwarp);
         child.peer = Some(offer);
         child.options = listener.options;
         let child = self.add_child(by, child);

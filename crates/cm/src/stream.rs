@@ -52,6 +52,8 @@ pub(crate) struct Stream {
     pub(crate) last_words: Vec<u8>,
     /// The peer has answered a request of revision 2 as one of revision 1.
     pub(crate) is_older: bool,
+    /// It has come over a packet link.
+    pub(crate) on_link: bool,
 }
 
 /// What has come in a stream.
@@ -97,15 +99,18 @@ impl Stream {
         let mut initiator = Initiator::new(params, request)?;
         let first = drain(|out| initiator.poll_transmit(out));
         let (owner, phase) = (Owner::Id(id), Phase::Initiator(initiator));
-        let (partial, last_words) = (Vec::new(), Vec::new());
-        Ok((Self { owner, local, peer, phase, partial, last_words, is_older: false }, first))
+        let stream = Self::new(owner, (local, peer), phase);
+        Ok((stream, first))
     }
 
     /// A stream that the peer has opened.
     pub(crate) fn responder(owner: Owner, local: SocketAddr, peer: SocketAddr) -> Self {
-        let phase = Phase::Responder(Responder::new());
+        Self::new(owner, (local, peer), Phase::Responder(Responder::new()))
+    }
+
+    fn new(owner: Owner, (local, peer): (SocketAddr, SocketAddr), phase: Phase) -> Self {
         let (partial, last_words) = (Vec::new(), Vec::new());
-        Self { owner, local, peer, phase, partial, last_words, is_older: false }
+        Self { owner, local, peer, phase, partial, last_words, is_older: false, on_link: false }
     }
 
     /// Whether it was opened by this side, and the peer has said nothing.

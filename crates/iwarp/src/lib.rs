@@ -47,6 +47,6 @@ pub use error::ProtocolError;
 pub use pieces::Belonging;
 pub use quipu_wire as wire;
 pub use receiver::{Mark, Receiver, Segment, SendKind};
-pub use sender::{DEFAULT_MAX_ULPDU, Frame, Message, Sender, Staged};
+pub use sender::{DEFAULT_MAX_ULPDU, Frame, Message, Sender, Staged, mulpdu};
 pub use setup::{Extensions, Initiator, Negotiated, Params, Responder, Rtr, SetupError};
 pub use terminate::{RemoteFault, Verdict};

@@ -240,15 +240,33 @@ impl Receiver {
             return self.begin_pieces(bytes, len);
         }
         if self.crc {
-            let (covered, crc) = bytes[..len].split_at(len - CRC_LEN);
-            let got = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);
-            let computed = crc32c(covered);
-            if got != computed {
-                return Err(ProtocolError::Crc { got, computed });
-            }
+            check_crc(&bytes[..len])?;
         }
         let ulpdu = &bytes[LENGTH_LEN..LENGTH_LEN + usize::from(ulpdu_len)];
         Ok(Some((len, self.deliver(ulpdu)?)))
+    }
+
+    /// What the FPDU at the front of `bytes` would bring were it its turn: its length, and its segment if
+    /// that is a tagged one, which needs nothing of what comes before it (RFC 5041 5.1). For bytes behind a
+    /// gap, of which only a CRC says that they are an FPDU: without CRCs there is none.
+    pub fn ahead<'a>(&self, bytes: &'a [u8]) -> Option<(usize, Option<Segment<'a>>)> {
+        let [high, low, ..] = *bytes else { return None };
+        let ulpdu_len = usize::from(u16::from_be_bytes([high, low]));
+        let orderly = self.crc && !self.discarding && self.within.is_none();
+        let fpdu = bytes.get(..fpdu_len(ulpdu_len)).filter(|_| orderly)?;
+        check_crc(fpdu).ok()?;
+        let ulpdu = &fpdu[LENGTH_LEN..LENGTH_LEN + ulpdu_len];
+        let ddp::Header::Tagged(header) = ddp::Header::parse(ulpdu).ok()? else {
+            return Some((fpdu.len(), None));
+        };
+        let Opcode::Tagged(op) = opcode(header.rsvd_ulp).ok()? else { return None };
+        let (payload, ddp::Tagged { last, stag, to, .. }) = (&ulpdu[ddp::TAGGED_LEN..], header);
+        to.checked_add(payload.len() as u64)?;
+        let segment = match op {
+            TaggedOp::Write => Segment::Write { stag, to, last, payload },
+            TaggedOp::ReadResponse => Segment::ReadResponse { stag, to, last, payload },
+        };
+        Some((fpdu.len(), Some(segment)))
     }
 
     /// The state before the request message to which the request segment delivered last belongs:
@@ -489,6 +507,15 @@ impl Receiver {
             request_msn: self.due[queue::REQUEST as usize].msn,
         }
     }
+}
+
+/// Whether the CRC at the end of an FPDU is that of what is before it.
+#[inline]
+fn check_crc(fpdu: &[u8]) -> Result<(), ProtocolError> {
+    let (covered, crc) = fpdu.split_at(fpdu.len() - CRC_LEN);
+    let got = u32::from_le_bytes([crc[0], crc[1], crc[2], crc[3]]);
+    let computed = crc32c(covered);
+    if got == computed { Ok(()) } else { Err(ProtocolError::Crc { got, computed }) }
 }
 
 /// The ULP field, where all segments of a message must agree on it. Elsewhere it is reserved and not looked

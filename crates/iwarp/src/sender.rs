@@ -19,6 +19,14 @@ const MIN_PAYLOAD: usize = 1024;
 /// aligned. Where the MULPDU is very small, four bytes have to do.
 const PAYLOAD_UNIT: usize = 64;
 
+/// The longest ULPDU whose FPDU fits into a TCP segment of `segment` octets of payload, the EMSS (RFC 5044
+/// 5.1, 4.1).
+pub fn mulpdu(segment: usize, markers: bool) -> u16 {
+    let markers = if markers { MARKER_LEN * segment.div_ceil(MARKER_INTERVAL) } else { 0 };
+    let around = LENGTH_LEN + CRC_LEN + markers + segment % 4;
+    u16::try_from(segment.saturating_sub(around)).unwrap_or(u16::MAX - 3)
+}
+
 /// How a message is addressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Address {
@@ -99,6 +107,17 @@ impl Sender {
             max_ulpdu: usize::from(max_ulpdu.max(MIN_MAX_ULPDU)),
             next_msn: [1; queue::COUNT],
         }
+    }
+
+    /// Limits the FPDUs that begin from now on: the MULPDU in bytes, at least 128, as TCP's segments have
+    /// become longer or shorter.
+    pub fn set_max_ulpdu(&mut self, max_ulpdu: u16) {
+        self.max_ulpdu = usize::from(max_ulpdu.max(MIN_MAX_ULPDU));
+    }
+
+    /// Whether the peer wants markers.
+    pub fn sends_markers(&self) -> bool {
+        self.marker_phase.is_some()
     }
 
     /// The MSNs that the next messages of the send and the request queue get: where

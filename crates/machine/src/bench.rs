@@ -76,6 +76,13 @@ impl Bench {
         frame_word(self.world.keep(Frame { to, conn: 0, header, len, cut: 0, number: 0 }))
     }
 
+    /// As [`make_frame`](Self::make_frame), for the peer. The NIC cuts it into frames with `cut` bytes of
+    /// payload (TSO); 0: it is sent whole.
+    pub fn make_cut_frame(&mut self, len: u32, cut: u16) -> u64 {
+        let header = quipu_wire::tcp::Repr::default();
+        frame_word(self.world.keep(Frame { to: 1, conn: 0, header, len, cut, number: 0 }))
+    }
+
     /// Has a frame with `len` bytes of payload arrive at the NIC.
     pub fn receive(&mut self, len: u32) {
         let word = self.make_frame(len, true);

@@ -154,6 +154,7 @@ fn segment_us(mtu: u32) -> Result<f64, RunError> {
         firmware_checksum: false,
         messages: 500,
         max_events: 1_000_000,
+        faults: Vec::new(),
     };
     run_lanai(&plan).map(|report| report.us)
 }

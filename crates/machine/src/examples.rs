@@ -17,6 +17,7 @@ const EXAMPLES: &[Example] = &[
     Example { name: "zero-copy", text: include_str!("../plans/zero-copy.toml") },
     Example { name: "paper", text: include_str!("../plans/paper.toml") },
     Example { name: "qpip", text: include_str!("../plans/qpip.toml") },
+    Example { name: "qos", text: include_str!("../plans/qos.toml") },
     Example { name: "today", text: include_str!("../plans/today.toml") },
 ];
 

@@ -26,6 +26,7 @@
 //! | `network`, `frames` | links, switch, and what is on them |
 //! | `nic` | NICs register by register, each with its driver |
 //! | `os` | sockets, softirq, timers around `quipu-inet`'s TCP |
+//! | `hca` | the InfiniBand adapter of the QoS paper, and its host |
 //! | `lanai` | the programmable NIC of the QPIP paper |
 //! | `bench` | a NIC without software, for tests |
 //! | `workload` | the programs |
@@ -44,6 +45,7 @@ mod cpu;
 mod error;
 mod examples;
 mod frames;
+mod hca;
 mod lanai;
 mod ledger;
 mod memory;
@@ -63,6 +65,7 @@ pub use bench::Bench;
 pub use costs::Cost;
 pub use error::{DriverFault, RunError};
 pub use examples::{Example, example, examples};
+pub use hca::{HcaReport, StreamRate, run_hca};
 pub use lanai::{Firmware, LanaiPlan, LanaiReport, Stage as FirmwareStage, StageTime, run_lanai};
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use plan::*;

@@ -8,6 +8,7 @@ use std::task::{Context, Waker};
 use crate::costs::{self, Costs};
 use crate::cpu::Cpu;
 use crate::error::RunError;
+use crate::hca::run_hca;
 use crate::lanai::{LanaiPlan, run_lanai};
 use crate::ledger::{Category, Ledger};
 use crate::memory::MemoryCounters;
@@ -81,6 +82,9 @@ pub fn run(plan: &Plan) -> Result<Report, RunError> {
 pub fn run_with(plan: &Plan, mut options: Options<'_>) -> Result<(Report, Vec<Stage>), RunError> {
     if plan.nic.kind == NicKind::Lanai {
         return Ok((Report::of_lanai(plan, &run_lanai(&LanaiPlan::of(plan))?), Vec::new()));
+    }
+    if plan.nic.kind == NicKind::Hca {
+        return Ok((Report::of_hca(plan, run_hca(plan)?), Vec::new()));
     }
     let world = Rc::new(RefCell::new(build(plan, options.trace)?));
     let mut programs = start(&world, plan);

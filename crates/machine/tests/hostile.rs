@@ -34,7 +34,9 @@ fn step(bench: &mut Bench, draw: &mut Draw, kind: NicKind) {
             let _ = bench.load(register, 10_000_000);
         }
         6 | 7 => {
-            let word = match draw.below(3) {
+            let word = match draw.below(4) {
+                // A NIC that cuts: the length is bounded, the number of parts is not.
+                3 => bench.make_cut_frame(draw.below(1 << 16) as u32, draw.below(3) as u16),
                 0 => bench.make_frame(draw.below(2000) as u32, false),
                 1 => draw.below(MEMORY),
                 _ => draw.next(),

@@ -27,7 +27,7 @@ fn the_same_plan_gives_the_same_report() {
         let (first, second) = (with(example.name, &[]), with(example.name, &[]));
         assert_eq!(first, second, "{}", example.name);
         assert!(first.gbps > 0.4, "{}: {}", example.name, first.gbps);
-        if example.name == "qpip" {
+        if ["qpip", "qos"].contains(&example.name) {
             continue;
         }
         let total: f64 = first.cpu.iter().map(|share| share.percent).sum();

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use quipu_inet::stack::TcpId;
 use quipu_mem::{Regions, RegionsConfig, Withdrawn};
 
 use crate::audit::Denied;
@@ -238,6 +239,8 @@ pub(crate) enum Alarm {
     Held(QpId),
     /// The port may have something for queue pairs that wait in their lanes.
     Lanes,
+    /// A byte stream that ends.
+    Stream(TcpId),
 }
 
 /// All that the processing of one queue pair touches beside the queue pair itself.
@@ -319,6 +322,8 @@ pub(crate) struct Hub<P> {
     pub(crate) unordered: Option<Box<Unordered>>,
     /// Scratch space for lists of addresses.
     pub(crate) scratch: Vec<(usize, usize)>,
+    /// Scratch space for the segment of a byte stream.
+    pub(crate) segment: Vec<u8>,
 }
 
 impl<P: Probe> Hub<P> {
@@ -482,6 +487,7 @@ impl<P: Probe> Adapter<P> {
                 denied: None,
                 unordered: None,
                 scratch: Vec::new(),
+                segment: Vec::new(),
                 gids: Gids::of(config.gid),
                 config,
             },
@@ -575,6 +581,7 @@ impl<P: Probe> Adapter<P> {
                 Alarm::Srq(id) => self.open_shared(id),
                 Alarm::Held(id) => self.held_alarm(id),
                 Alarm::Lanes => self.lanes_alarm(),
+                Alarm::Stream(connection) => self.stream_alarm(connection),
             }
         }
         if let Some(inet) = &mut self.hub.inet {

@@ -6,7 +6,7 @@ use quipu_inet::stack::{ListenerId, TcpId};
 use quipu_inet::tcp::Flow;
 
 use crate::link::LinkMessage;
-use crate::qpip::TcpChange;
+use crate::qpip::{TcpChange, TcpStreamChange};
 use crate::types::{AsyncEvent, ChannelId, ConnId, CqId, LinkId, QpId};
 
 /// Something that a program waits for on a descriptor.
@@ -49,6 +49,13 @@ pub enum Event {
         connection: TcpId,
         /// Between whom; `None`: the peer has given up.
         flow: Option<Flow>,
+    },
+    /// About a byte stream over the adapter's own TCP that no queue pair has yet: for connection management.
+    TcpStream {
+        /// Its connection.
+        connection: TcpId,
+        /// What happened to it.
+        change: TcpStreamChange,
     },
 }
 

@@ -79,7 +79,7 @@ pub use plain::{Adoption, Role};
 pub use port::LinkLayer;
 pub use probe::{Ends, Header, NoProbe, Passage, Probe, Stage};
 pub use progress::Glance;
-pub use qpip::{FrameOut, TcpChange, TcpSettings, check_datagram, check_message};
+pub use qpip::{FrameOut, TcpChange, TcpSettings, TcpStreamChange, check_datagram, check_message};
 pub use queue_pairs::QpInfo;
 pub use quipu_inet as inet;
 pub use quipu_iwarp as iwarp;

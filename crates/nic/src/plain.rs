@@ -15,6 +15,7 @@
 
 use std::collections::VecDeque;
 
+use quipu_inet::stack::TcpId;
 use quipu_iwarp::setup::rtr_ird;
 use quipu_iwarp::wire::rdmap::{ReadRequest, TaggedOp, UntaggedOp};
 use quipu_iwarp::wire::terminate::{Code, Terminate};
@@ -126,6 +127,17 @@ impl<P: Probe> Adapter<P> {
         id: QpId,
         adoption: &Adoption,
     ) -> Result<ConnId, Fault> {
+        self.adopt_over(now, id, adoption, None)
+    }
+
+    /// The same over the world below, or a connection of the adapter's own TCP.
+    pub(crate) fn adopt_over(
+        &mut self,
+        now: Time,
+        id: QpId,
+        adoption: &Adoption,
+        tcp: Option<TcpId>,
+    ) -> Result<ConnId, Fault> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         if !qp.qp_type.is_plain() {
@@ -135,6 +147,9 @@ impl<P: Probe> Adapter<P> {
             return Err(Fault::WrongState);
         }
         let conn = hub.new_conn(Some(id), Phase::Open).ok_or(Fault::Exhausted("connections"))?;
+        if let Some(state) = hub.conns.get_mut(conn) {
+            state.tcp = tcp;
+        }
         if qp.state == QpState::Reset {
             qp.attr.access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         }

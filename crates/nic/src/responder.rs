@@ -316,6 +316,20 @@ pub(crate) fn remote<'a, P>(
     })
 }
 
+/// As [`remote`], for who does not act on it: nobody hears of what is refused.
+pub(crate) fn remote_quietly<'a, P>(
+    qp: &Qp,
+    hub: &'a Hub<P>,
+    rkey: u32,
+    addr: u64,
+    len: u32,
+    right: Access,
+) -> Option<Span<'a>> {
+    let pd = remote_pd(qp, hub, rkey);
+    let found = hub.regions.remote(pd, qp.num.0, Key(rkey), addr, u64::from(len), right);
+    found.ok().filter(|_| qp.allows(right))
+}
+
 #[inline]
 fn note_denied<P>(qp: &Qp, hub: &Hub<P>, rkey: u32, range: (u64, u64), error: AccessError) {
     if let Some(denied) = &hub.denied {

@@ -8,6 +8,7 @@ use quipu_iwarp::wire::terminate::Terminate;
 use quipu_iwarp::{Message, Receiver, Sender};
 
 use crate::plain::{Gate, Plain};
+use crate::receive::early::Early;
 use crate::requester;
 use crate::responder::Refusal;
 use crate::types::{ConnId, SendOp, Time};
@@ -115,6 +116,8 @@ pub(crate) struct StreamPath {
     pub(crate) partial: Option<(Time, usize)>,
     /// Whether an alarm is set for that.
     pub(crate) watched: bool,
+    /// What was placed out of order; of a stream over the adapter's own TCP that has CRCs.
+    pub(crate) early: Option<Box<Early>>,
     /// Whether it stands in the adapter's list of streams that owe an acknowledgement.
     pub(crate) owes_ack: bool,
     /// Whether it stands in the adapter's list of streams with something to transmit.
@@ -143,6 +146,7 @@ impl StreamPath {
             heard: false,
             partial: None,
             watched: false,
+            early: None,
             owes_ack: false,
             is_ready: false,
         }

@@ -39,7 +39,12 @@ pub struct Rung {
 
 /// Figures of papers that are simulated.
 fn is_simulated(paper: &str, figure: &str) -> bool {
-    paper == "sinic" || (paper == "qpip" && figure.starts_with("model-"))
+    match paper {
+        "sinic" => true,
+        "qpip" => figure.starts_with("model-"),
+        "qos" => !figure.starts_with("live-"),
+        _ => false,
+    }
 }
 
 /// All rungs, with the results that there are.

@@ -8,7 +8,7 @@ use quipu::am::{
     Bundle, CallError, Category, Config, Endpoint, Error, Kind, Message, Mode, Operation, Port,
     Status, Tag,
 };
-use quipu::{Access, Device};
+use quipu::{Access, Device, SameHost};
 
 const TAG: Tag = Tag(0x1234_5678_9abc);
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,8 +22,13 @@ struct End {
 
 impl End {
     fn new(config: Config) -> Self {
+        Self::with(config, SameHost::Auto)
+    }
+
+    fn with(config: Config, same_host: SameHost) -> Self {
         let device = quipu::Config {
             address: Some("127.0.0.1".parse().unwrap()),
+            same_host,
             ..quipu::Config::default()
         };
         let port = Port::open(&Device::open(device).unwrap(), config).unwrap();
@@ -34,7 +39,11 @@ impl End {
     }
 
     fn pair() -> [Self; 2] {
-        let ends = [Self::new(Config::default()), Self::new(Config::default())];
+        Self::pair_by(SameHost::Auto)
+    }
+
+    fn pair_by(same_host: SameHost) -> [Self; 2] {
+        let ends = [(); 2].map(|()| Self::with(Config::default(), same_host));
         ends[0].endpoint.map(0, ends[1].endpoint.name().unwrap(), TAG).unwrap();
         ends[1].endpoint.map(0, ends[0].endpoint.name().unwrap(), TAG).unwrap();
         ends
@@ -329,4 +338,78 @@ fn a_program_that_waits_is_woken_by_a_message() {
         assert_eq!(waiter.join().unwrap(), 1);
     });
     assert!(!ends[0].bundle.wait(1000, Some(Duration::from_millis(20))).unwrap());
+}
+
+/// Over TCP, answers gather with others while earlier ones are under way.
+#[test]
+fn an_answer_reaches_the_requester_although_its_sender_polls_no_more() {
+    let ends = End::pair_by(SameHost::Never);
+    let seen = Arc::new(AtomicU32::new(0));
+    let place = Arc::clone(&seen);
+    let count = move |_: &mut Message<'_>| {
+        place.fetch_add(1, Ordering::Relaxed);
+    };
+    ends[1].endpoint.set_handler(1, count).unwrap();
+    for round in 1..=20 {
+        send(&ends, || ends[0].endpoint.try_request(0, 1, &[]));
+        let began = Instant::now();
+        while seen.load(Ordering::Relaxed) < round {
+            assert!(began.elapsed() < PATIENCE, "the request does not come");
+            let arrived = ends[1].bundle.arrivals().unwrap();
+            if ends[1].bundle.poll().unwrap() == 0 {
+                // Asleep, it leaves the adapter to nobody else.
+                ends[1].bundle.wait(arrived, Some(Duration::from_millis(10))).unwrap();
+            }
+        }
+        while ends[0].endpoint.outstanding().unwrap() > 0 {
+            assert!(began.elapsed() < PATIENCE, "the answer does not come");
+            ends[0].bundle.poll().unwrap();
+        }
+    }
+}
+
+/// A ring of endpoints, each of which has a connection to the next: 1,024, and as many at both ends.
+#[test]
+fn a_process_has_a_thousand_endpoints() {
+    const ENDPOINTS: usize = 1024;
+    let device =
+        quipu::Config { address: Some("127.0.0.1".parse().unwrap()), ..quipu::Config::default() };
+    let port = Port::open(&Device::open(device).unwrap(), Config::default()).unwrap();
+    let bundle = port.bundle(Mode::Sequential);
+    let sum = Arc::new(AtomicU32::new(0));
+    let make = |_| {
+        let endpoint = bundle.endpoint().unwrap();
+        endpoint.set_tag(TAG).unwrap();
+        let double = |message: &mut Message<'_>| {
+            let args = [2 * message.args()[0]];
+            message.reply(2, &args).unwrap();
+        };
+        endpoint.set_handler(1, double).unwrap();
+        let place = Arc::clone(&sum);
+        let add = move |message: &mut Message<'_>| {
+            place.fetch_add(message.args()[0].cast_unsigned(), Ordering::Relaxed);
+        };
+        endpoint.set_handler(2, add).unwrap();
+        endpoint
+    };
+    let endpoints: Vec<Endpoint> = (0..ENDPOINTS).map(make).collect();
+    for (index, endpoint) in endpoints.iter().enumerate() {
+        let next = &endpoints[(index + 1) % ENDPOINTS];
+        endpoint.map(0, next.name().unwrap(), TAG).unwrap();
+    }
+    let began = Instant::now();
+    let mut left: Vec<usize> = (0..ENDPOINTS).collect();
+    let wanted = (0..ENDPOINTS as u32).map(|index| 2 * index).sum();
+    while !left.is_empty() || sum.load(Ordering::Relaxed) < wanted {
+        assert!(began.elapsed() < PATIENCE, "{} requests are left", left.len());
+        left.retain(|&index| {
+            match endpoints[index].try_request(0, 1, &[i32::try_from(index).unwrap()]) {
+                Err(Error::Call(CallError::WouldBlock)) => true,
+                sent => sent.is_err(),
+            }
+        });
+        bundle.poll().unwrap();
+    }
+    assert_eq!(sum.load(Ordering::Relaxed), wanted);
+    println!("{ENDPOINTS} endpoints have asked each other after {:.1?}", began.elapsed());
 }

@@ -90,7 +90,7 @@ impl Load {
                     }
                     Event::Async(event) => self.take_async(world, host, event),
                     Event::Stream { .. } => world.violate(|| "a stream nobody gave".into()),
-                    Event::Tcp { .. } | Event::TcpRequest { .. } => {
+                    Event::Tcp { .. } | Event::TcpRequest { .. } | Event::TcpStream { .. } => {
                         world.violate(|| "a connection nobody asked for".into())
                     }
                 }

@@ -238,6 +238,11 @@ impl<'a, M: Shared> Sender<'a, M> {
         self.used(position_of(word)).map(|used| (used, read))
     }
 
+    /// Whether the receiver has octets of TCP to read before those in the ring.
+    pub fn is_tcp_unread(&self) -> bool {
+        self.memory.load(Word::Read) / READ_ONE < self.memory.load(Word::From)
+    }
+
     /// Lets the receiver read `len` octets from position `head` on. If this fails, they are not in
     /// the ring: the receiver has revoked its consent, and they are to go over TCP.
     #[must_use]

@@ -19,6 +19,11 @@ const FIRST_NS: u64 = 100_000;
 /// happens again before a look succeeds.
 const CROWDED_NS: u64 = 500_000;
 const MAX_CROWDED_NS: u64 = 16_000_000;
+/// Looks in a row that TCP ended, after which rings are not looked at for a while: the sender avoids them.
+/// The while doubles each time that this happens again.
+const BY_TCP: u32 = 3;
+const AVOIDED_NS: u64 = 4_000_000;
+const MAX_AVOIDED_NS: u64 = 32_000_000;
 
 /// What one receiver has learned. One for each thing that is waited for. All times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +34,14 @@ pub struct Patience {
     crowded_until: u64,
     /// The last pause for that reason.
     crowded_ns: u64,
+    /// Looks in a row that TCP ended, and the last pause for that reason.
+    by_tcp: u32,
+    avoided_ns: u64,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { expected: FIRST_NS, crowded_until: 0, crowded_ns: 0 }
+        Self { expected: FIRST_NS, crowded_until: 0, crowded_ns: 0, by_tcp: 0, avoided_ns: 0 }
     }
 }
 
@@ -59,6 +67,22 @@ impl Patience {
     /// A look has found something.
     pub fn found(&mut self) {
         self.crowded_ns = 0;
+    }
+
+    /// What a look has found was in a ring.
+    pub fn found_in_ring(&mut self) {
+        self.by_tcp = 0;
+        self.avoided_ns = 0;
+    }
+
+    /// What a look has found had come over TCP, although the sender could have used the ring.
+    pub fn found_in_tcp(&mut self, now: u64) {
+        self.by_tcp += 1;
+        if self.by_tcp >= BY_TCP {
+            self.by_tcp = 0;
+            self.avoided_ns = (self.avoided_ns * 2).clamp(AVOIDED_NS, MAX_AVOIDED_NS);
+            self.crowded_until = self.crowded_until.max(now + self.avoided_ns);
+        }
     }
 
     /// Another thread had the processor during a look: all processors are busy.
@@ -120,6 +144,21 @@ mod tests {
         assert!(patience.budget_ns(0) > 0, "one long wait among short ones");
         (0..20).for_each(|_| patience.waited(1000));
         assert_eq!(patience.budget_ns(0), SHORTEST_NS);
+    }
+
+    #[test]
+    fn a_ring_that_the_sender_avoids_is_not_looked_at() {
+        let mut patience = Patience::default();
+        let mut avoid = |now| (0..BY_TCP).for_each(|_| patience.found_in_tcp(now));
+        avoid(0);
+        avoid(AVOIDED_NS);
+        assert_eq!(patience.budget_ns(AVOIDED_NS * 3 - 1), 0, "twice as long");
+        assert!(patience.budget_ns(AVOIDED_NS * 3) > 0);
+        patience.found_in_tcp(0);
+        patience.found_in_tcp(0);
+        patience.found_in_ring();
+        patience.found_in_tcp(AVOIDED_NS * 3);
+        assert!(patience.budget_ns(AVOIDED_NS * 3) > 0, "not in a row");
     }
 
     #[test]

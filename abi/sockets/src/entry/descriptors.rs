@@ -263,7 +263,7 @@ unsafe extern "C-unwind" fn setsockopt(
 fn taken_nodelay(fd: c_int) -> Option<&'static Conn> {
     let conn = table::conn(fd)?;
     let is_taken = conn.mode() == Mode::Raised
-        && conn.sends.load(Ordering::SeqCst)
+        && conn.has_nodelay.load(Ordering::SeqCst)
         && !conn.leaving.load(Ordering::SeqCst);
     is_taken.then_some(conn)
 }

@@ -1,5 +1,6 @@
 //! Connections: how they begin, and how they end.
 
+use super::receive::notify;
 use super::{Core, UNKNOWN};
 use crate::conn::{Acceptor, Conn, ConnId, Initiator, Role};
 use crate::endpoint::{EndpointId, Link};
@@ -12,6 +13,8 @@ const FIRST_PAUSE_NS: u64 = 2_000_000;
 const LONGEST_PAUSE_NS: u64 = 200_000_000;
 /// How long a peer is idle before its credits are wanted back.
 const IDLE_NS: u64 = 10_000_000;
+/// A peer that owes an answer for so long is asked for a sign of life.
+const PROBE_NS: u64 = 1_000_000_000;
 
 impl<F: Fabric, H: Clone> Core<F, H> {
     /// Begins to connect a translation.
@@ -47,6 +50,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 max_medium: 0,
                 segment: UNKNOWN,
                 tell_segment,
+                is_probed: false,
             }),
             unsignaled: 0,
         });
@@ -144,9 +148,30 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 self.retry(id);
             }
         }
+        if self.now >= self.probe_at {
+            self.probe_at = self.now.saturating_add(PROBE_NS);
+            self.probe_silent();
+        }
         if self.pool.is_short && self.now >= self.pool.look_at {
             self.pool.look_at = self.now.saturating_add(IDLE_NS);
             self.revoke_idle();
+        }
+    }
+
+    /// Asks the adapters of peers that have owed an answer since the last time for a sign of life.
+    /// Everything that was sent to them may have been acknowledged, so that a queue pair waits for
+    /// nothing when such a host vanishes.
+    fn probe_silent(&mut self) {
+        let up_to = std::mem::replace(&mut self.probed_up_to, self.records.youngest());
+        for id in self.records.conns_up_to(up_to) {
+            let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) else {
+                continue;
+            };
+            if !std::mem::replace(&mut initiator.is_probed, true)
+                && !self.fabric.probe(id, notify::PROBE)
+            {
+                self.give_up(id, Status::Unreachable);
+            }
         }
     }
 
@@ -177,7 +202,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             times.min()
         });
         let look = self.pool.is_short.then_some(self.pool.look_at);
-        [retry.flatten(), look].into_iter().flatten().min()
+        let probe = self.records.is_any_used().then_some(self.probe_at);
+        [retry.flatten(), look, probe].into_iter().flatten().min()
     }
 
     /// Ends a connection that cannot go on: what is under way comes back, and so will later
@@ -190,10 +216,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             self.link(endpoint, index, Link::Dead(status));
         }
         for record in self.records.all_of(id) {
-            if let Some(record) = self.records.remove(record)
-                && !record.is_answered
-            {
-                self.returned(id, &record, status);
+            let known = self.records.of(record, id).copied();
+            self.records.remove(record, id);
+            if let Some(known) = known.filter(|known| !known.is_answered) {
+                self.returned(id, &known, status);
             }
         }
         self.drop_conn(id);
@@ -202,7 +228,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Ends a connection, and forgets what is under way.
     pub(super) fn drop_conn(&mut self, id: ConnId) {
         for record in self.records.all_of(id) {
-            self.records.remove(record);
+            self.records.remove(record, id);
         }
         let Some(conn) = self.conns.remove(id) else { return };
         match conn.role {

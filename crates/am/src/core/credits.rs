@@ -165,7 +165,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             acceptor.has_control = true;
             let mut message = Message::new(Kind::Revoke, 0);
             message.credits = (acceptor.granted - 1).min(127) as i8;
-            self.send_head(id, &message);
+            self.send_head(id, &message, &[]);
         }
     }
 
@@ -177,7 +177,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         initiator.window -= given;
         let mut message = Message::new(Kind::Revoked, 0);
         message.credits = given as i8;
-        self.send_head(conn, &message);
+        self.send_head(conn, &message, &[]);
     }
 
     /// The peer gives credits back; whether it may.

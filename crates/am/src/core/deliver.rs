@@ -3,12 +3,12 @@
 use super::request::within;
 use super::{Core, Outgoing};
 use crate::conn::{Conn, ConnId};
-use crate::endpoint::{Arrived, BundleId, EndpointId, What};
-use crate::fabric::{Fabric, Remote};
+use crate::endpoint::{Arrived, BundleId, EndpointId, Returned, What};
+use crate::fabric::{Fabric, Local, Remote};
 use crate::message::{Kind, Message};
 use crate::name::Name;
 use crate::records::Purpose;
-use crate::types::{Arg, CallError, Category, Mode, Operation, Status, Tag};
+use crate::types::{Arg, CallError, Category, MAX_ARGS, Mode, Operation, Status, Tag};
 
 use super::receive::notify;
 use super::request::Body;
@@ -53,14 +53,6 @@ pub enum Payload {
     Copy(Box<[u8]>),
 }
 
-/// Whence a message comes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum From {
-    Conn(ConnId),
-    Own,
-    Nowhere,
-}
-
 /// A handler that is to run. It goes to [`Core::finish`] afterwards.
 #[derive(Debug)]
 pub struct Delivery<H> {
@@ -70,22 +62,46 @@ pub struct Delivery<H> {
     pub handler: Option<H>,
     /// Whose handler it is.
     pub endpoint: EndpointId,
-    /// Why it runs.
-    pub kind: DeliveryKind,
     /// The payload.
     pub payload: Payload,
+    what: What,
     message: Message,
-    from: From,
+    args: [Arg; MAX_ARGS],
     has_replied: bool,
     /// The endpoint counts as running.
     is_marked: bool,
 }
 
 impl<H> Delivery<H> {
+    /// Why it runs.
+    #[must_use]
+    pub fn kind(&self) -> DeliveryKind {
+        match &self.what {
+            What::Request { tag, .. } | What::OwnRequest { tag } => DeliveryKind::Request(*tag),
+            What::Reply { .. } | What::OwnReply => DeliveryKind::Reply,
+            What::Got => DeliveryKind::Got,
+            What::Returned(why) => {
+                let Returned { status, operation, to } = **why;
+                DeliveryKind::Returned { status, operation, to }
+            }
+        }
+    }
+
+    #[inline]
+    fn is_request(&self) -> bool {
+        matches!(self.what, What::Request { .. } | What::OwnRequest { .. })
+    }
+
+    #[inline]
+    fn is_own(&self) -> bool {
+        matches!(self.what, What::OwnRequest { .. } | What::OwnReply)
+    }
+
     /// The arguments.
     #[must_use]
+    #[inline]
     pub fn args(&self) -> &[Arg] {
-        &self.message.args[..usize::from(self.message.nargs)]
+        self.args.get(..usize::from(self.message.nargs)).unwrap_or_default()
     }
 
     /// Where the payload is.
@@ -180,34 +196,75 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.buffers.may_serve(held)
     }
 
+    /// Whether the handler of a message that has just come for a bundle, in which no other waits,
+    /// could run now.
+    #[inline]
+    fn is_next(&self, id: BundleId, arrived: &Arrived) -> bool {
+        let Some(bundle) = self.bundles.get(id) else { return false };
+        let is_busy = bundle.mode == Mode::Sequential && bundle.running > 0;
+        bundle.queue.is_empty() && !is_busy && self.is_runnable(bundle.mode, arrived)
+    }
+
+    /// Delivers a message that has come, if it is for that bundle and may run at once, or has it
+    /// wait.
+    #[inline(always)]
+    pub(super) fn arrive(
+        &mut self,
+        polled: Option<BundleId>,
+        arrived: Arrived,
+    ) -> Option<Delivery<H>> {
+        let home = self.endpoints.get(arrived.endpoint).map(|endpoint| endpoint.bundle);
+        match polled.filter(|polled| home == Some(*polled)) {
+            Some(polled) if self.is_next(polled, &arrived) => {
+                if let Some(bundle) = self.bundles.get_mut(polled) {
+                    bundle.arrivals += 1;
+                }
+                self.deliver(polled, arrived)
+            }
+            _ => {
+                self.enqueue(arrived);
+                None
+            }
+        }
+    }
+
     /// The next message of a bundle whose handler may run. The caller runs it and calls
     /// [`finish`](Self::finish), in whichever thread.
     #[inline]
     pub fn next_delivery(&mut self, id: BundleId) -> Option<Delivery<H>> {
+        if self.bundles.get(id)?.queue.is_empty() {
+            return None;
+        }
+        self.deliver_waiting(id)
+    }
+
+    fn deliver_waiting(&mut self, id: BundleId) -> Option<Delivery<H>> {
         loop {
             let arrived = self.take_runnable(id)?;
-            let delivery = match arrived.what {
-                What::Request { conn, tag } => self.deliver_request(&arrived, conn, tag),
-                What::Reply { conn } => self.deliver_reply(&arrived, conn),
-                What::Got => Some(self.delivery(&arrived, DeliveryKind::Got, From::Nowhere)),
-                What::Returned { status, operation, to } => {
-                    let kind = DeliveryKind::Returned { status, operation, to };
-                    Some(self.delivery(&arrived, kind, From::Nowhere))
-                }
-            };
-            if let Some(delivery) = delivery {
-                if let Some(bundle) = self.bundles.get_mut(id) {
-                    bundle.running += 1;
-                }
-                if let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint) {
-                    endpoint.is_running = true;
-                }
+            if let Some(delivery) = self.deliver(id, arrived) {
                 return Some(delivery);
             }
+        }
+    }
+
+    /// The delivery of a message, unless it is refused; it counts as running.
+    #[inline(always)]
+    fn deliver(&mut self, id: BundleId, arrived: Arrived) -> Option<Delivery<H>> {
+        let is_taken = match arrived.what {
+            What::Request { conn, tag } => self.takes_request(&arrived, conn, tag),
+            What::Reply { conn } => self.takes_reply(&arrived, conn),
+            _ => true,
+        };
+        if !is_taken {
             if let Some((slot, _)) = arrived.slot {
                 self.repost(slot);
             }
+            return None;
         }
+        if let Some(bundle) = self.bundles.get_mut(id) {
+            bundle.running += 1;
+        }
+        Some(self.delivery(arrived))
     }
 
     /// Takes the first message of a bundle whose handler may run.
@@ -225,90 +282,78 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.bundles.get_mut(id)?.queue.remove(index)
     }
 
+    /// Whether the endpoint takes a request. The buffer of its reply is promised then.
     #[inline]
-    fn deliver_request(
-        &mut self,
-        arrived: &Arrived,
-        conn: ConnId,
-        tag: Tag,
-    ) -> Option<Delivery<H>> {
+    fn takes_request(&mut self, arrived: &Arrived, conn: ConnId, tag: Tag) -> bool {
         let message = &arrived.message;
         if let Some(status) = self.acceptance(arrived.endpoint, tag, message) {
             let mut answer = Message::new(Kind::Return, message.id);
             answer.status = Some(status);
-            self.answer(conn, answer, message.starved);
-            return None;
+            self.answer(conn, answer, message.starved, &[]);
+            return false;
         }
         self.buffers.promise();
         self.counters[arrived.endpoint.index() as usize].requests_received += 1;
-        Some(self.delivery(arrived, DeliveryKind::Request(tag), From::Conn(conn)))
+        true
     }
 
+    /// Whether the endpoint takes a reply. The request has ended then.
     #[inline]
-    fn deliver_reply(&mut self, arrived: &Arrived, conn: ConnId) -> Option<Delivery<H>> {
+    fn takes_reply(&mut self, arrived: &Arrived, conn: ConnId) -> bool {
         let message = &arrived.message;
-        let refusal = self.fitness(arrived.endpoint, message);
-        if let Some(status) = refusal {
-            self.refuse_reply(conn, message, status);
-            return None;
+        if let Some(status) = self.fitness(arrived.endpoint, message) {
+            self.refuse_reply(conn, arrived, status);
+            return false;
         }
         self.retire(conn, message.id, message.credits);
         self.close_if_idle(conn);
         self.counters[arrived.endpoint.index() as usize].replies_received += 1;
-        Some(self.delivery(arrived, DeliveryKind::Reply, From::Conn(conn)))
+        true
     }
 
     /// Tells the peer that its reply was refused. The request keeps its credit until the peer has
     /// heard of it.
     #[cold]
-    fn refuse_reply(&mut self, conn: ConnId, reply: &Message, status: Status) {
-        let Some(record) = self.records.of(reply.id, conn) else { return };
+    fn refuse_reply(&mut self, conn: ConnId, reply: &Arrived, status: Status) {
+        let Some(record) = self.records.of(reply.message.id, conn) else { return };
         (record.purpose, record.is_answered) = (Purpose::Refusal, false);
-        let mut message = Message { kind: Kind::ReplyRefused, status: Some(status), ..*reply };
+        let mut message =
+            Message { kind: Kind::ReplyRefused, status: Some(status), ..reply.message };
         if message.category == Category::Medium {
             // It would stand before a payload.
             message.category = Category::Short;
         }
         message.credits = 0;
-        self.send_head(conn, &message);
+        let args = reply.args;
+        self.send_head(conn, &message, args.get(..message.nargs.into()).unwrap_or_default());
     }
 
-    #[inline]
-    fn delivery(&mut self, arrived: &Arrived, kind: DeliveryKind, from: From) -> Delivery<H> {
-        let index = match kind {
-            DeliveryKind::Returned { .. } => 0,
-            _ => arrived.message.handler,
-        };
-        let message = &arrived.message;
-        let payload = match (arrived.slot, message.category) {
+    #[inline(always)]
+    fn delivery(&mut self, arrived: Arrived) -> Delivery<H> {
+        let Arrived { endpoint, what, message, args, slot } = arrived;
+        let is_returned = matches!(what, What::Returned(_));
+        let index = if is_returned { 0 } else { message.handler };
+        let payload = match (slot, message.category) {
             (Some((slot, at)), _) => Payload::Slot { slot, at, len: message.len as u32 },
-            (None, Category::Bulk) if !matches!(kind, DeliveryKind::Returned { .. }) => {
-                self.part_of_segment(arrived.endpoint, message)
-            }
+            (None, Category::Bulk) if !is_returned => self.part_of_segment(endpoint, &message),
             _ => Payload::None,
         };
-        let place = self.handlers[arrived.endpoint.index() as usize].get_mut(usize::from(index));
+        let place = self.handlers[endpoint.index() as usize].get_mut(usize::from(index));
         // A handler of the endpoint itself may reply to itself, to the same handler.
-        let handler = match from {
-            From::Own => place.and_then(|place| place.clone()),
-            From::Conn(_) | From::Nowhere => place.and_then(Option::take),
+        let is_own = matches!(what, What::OwnRequest { .. } | What::OwnReply);
+        let handler = match is_own {
+            true => place.and_then(|place| place.clone()),
+            false => place.and_then(Option::take),
         };
-        if handler.is_some()
-            && from != From::Own
-            && let Some(endpoint) = self.endpoints.get_mut(arrived.endpoint)
-        {
-            endpoint.lent = Some(index);
+        let mut is_marked = false;
+        if !is_own && let Some(endpoint) = self.endpoints.get_mut(endpoint) {
+            (endpoint.is_running, is_marked) = (true, true);
+            if handler.is_some() {
+                endpoint.lent = Some(index);
+            }
         }
-        Delivery {
-            handler,
-            endpoint: arrived.endpoint,
-            kind,
-            payload,
-            message: *message,
-            from,
-            has_replied: false,
-            is_marked: true,
-        }
+        let has_replied = false;
+        Delivery { handler, endpoint, payload, what, message, args, has_replied, is_marked }
     }
 
     fn part_of_segment(&self, id: EndpointId, message: &Message) -> Payload {
@@ -330,18 +375,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         is_request: bool,
     ) -> Delivery<H> {
         let tag = self.endpoints.get(id).map_or(Tag::NONE, |endpoint| endpoint.tag);
-        let kind = if is_request { DeliveryKind::Request(tag) } else { DeliveryKind::Reply };
-        let arrived = Arrived {
-            endpoint: id,
-            what: What::Returned {
-                status: Status::BadArgs,
-                operation: Operation::Get,
-                to: Name { port: self.port, endpoint: 0, incarnation: 0 },
-            },
-            message: *message,
-            slot: None,
-        };
-        let mut delivery = self.delivery(&arrived, kind, From::Own);
+        let what = if is_request { What::OwnRequest { tag } } else { What::OwnReply };
+        let (message, args) = (*message, out.all_args());
+        let arrived = Arrived { endpoint: id, what, message, args, slot: None };
+        let mut delivery = self.delivery(arrived);
         if let Body::Medium(bytes) = out.body {
             delivery.payload = Payload::Copy(bytes.into());
         }
@@ -373,7 +410,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         delivery: &mut Delivery<H>,
         out: &Outgoing<'_>,
     ) -> Result<Replied<H>, CallError> {
-        if !matches!(delivery.kind, DeliveryKind::Request(_)) || delivery.has_replied {
+        if !delivery.is_request() || delivery.has_replied {
             return Err(CallError::NoReply);
         }
         let message = out.message(Kind::Reply, delivery.message.id, self.config.max_medium)?;
@@ -381,9 +418,11 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         delivery.has_replied = true;
         self.buffers.redeem();
         self.counters[endpoint.index() as usize].replies_sent += 1;
-        match delivery.from {
-            From::Conn(conn) => Ok(self.reply_over(conn, out, message, delivery.message.starved)),
-            From::Own | From::Nowhere => Ok(self.reply_to_own(endpoint, out, &message)),
+        match delivery.what {
+            What::Request { conn, .. } => {
+                Ok(self.reply_over(conn, out, message, delivery.message.starved))
+            }
+            _ => Ok(self.reply_to_own(endpoint, out, &message)),
         }
     }
 
@@ -401,7 +440,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         }
         match out.body {
             Body::Short => {
-                self.answer(conn, message, starved);
+                self.answer(conn, message, starved, out.args);
                 Replied::Done
             }
             Body::Medium(bytes) => {
@@ -413,7 +452,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                     acceptor.buffers += 1;
                 }
                 message.credits = self.credit_for_answer(conn, starved);
-                self.send_medium(conn, &message, bytes, buffer);
+                self.send_medium(conn, (&message, out.args), bytes, buffer);
                 Replied::Done
             }
             Body::Bulk { from, offset } => {
@@ -421,9 +460,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 let none = Remote { addr: 0, len: 0, key: 0 };
                 let segment = acceptor.and_then(|acceptor| acceptor.segment).unwrap_or(none);
                 match within(segment, offset, from.len) {
-                    Ok(to) => self.write_reply(conn, from, to, message, starved),
+                    Ok(to) => self.write_reply(conn, (from, to), (message, out.args), starved),
                     Err(status) => {
-                        self.reply_comes_back(conn, &message, status, starved);
+                        self.reply_comes_back(conn, (&message, out), status, starved);
                         Replied::Done
                     }
                 }
@@ -434,13 +473,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     fn write_reply(
         &mut self,
         conn: ConnId,
-        from: crate::fabric::Local,
-        to: Remote,
-        message: Message,
+        (from, to): (Local, Remote),
+        (message, args): (Message, &[Arg]),
         starved: bool,
     ) -> Replied<H> {
         if from.len == 0 {
-            self.answer(conn, message, starved);
+            self.answer(conn, message, starved, args);
             return Replied::Done;
         }
         self.next_ticket = self.next_ticket.wrapping_add(1);
@@ -449,19 +487,24 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let mut message = message;
         message.credits = self.credit_for_answer(conn, starved);
         let number = notify::REPLY | u64::from(ticket);
-        self.write_and_send(conn, (from, to), Some(number), &message);
+        self.write_and_send(conn, (from, to), Some(number), (&message, args));
         Replied::Pending(ReplyTicket(ticket))
     }
 
     /// The requester's segment has no room for a reply: it comes back, and the requester gets none.
-    fn reply_comes_back(&mut self, conn: ConnId, message: &Message, status: Status, starved: bool) {
+    fn reply_comes_back(
+        &mut self,
+        conn: ConnId,
+        (message, out): (&Message, &Outgoing<'_>),
+        status: Status,
+        starved: bool,
+    ) {
         if let Some(known) = self.conns.get(conn) {
             let operation = Operation::Reply(message.category);
-            let what = What::Returned { status, operation, to: known.peer };
-            let endpoint = known.endpoint;
-            self.enqueue(Arrived { endpoint, what, message: *message, slot: None });
+            let returned = Returned { status, operation, to: known.peer };
+            self.come_back(known.endpoint, returned, message, out.all_args());
         }
-        self.answer(conn, Message::new(Kind::Ack, message.id), starved);
+        self.answer(conn, Message::new(Kind::Ack, message.id), starved, &[]);
     }
 
     fn reply_to_own(
@@ -475,8 +518,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             Some(status) => {
                 if let Ok(to) = self.name(endpoint) {
                     let operation = Operation::Reply(message.category);
-                    let what = What::Returned { status, operation, to };
-                    self.enqueue(Arrived { endpoint, what, message: *message, slot: None });
+                    let returned = Returned { status, operation, to };
+                    self.come_back(endpoint, returned, message, out.all_args());
                 }
                 Replied::Done
             }
@@ -491,27 +534,35 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Sends an answer that has no payload.
     #[inline]
-    pub(super) fn answer(&mut self, conn: ConnId, mut message: Message, starved: bool) {
+    pub(super) fn answer(
+        &mut self,
+        conn: ConnId,
+        mut message: Message,
+        starved: bool,
+        args: &[Arg],
+    ) {
         message.credits = self.credit_for_answer(conn, starved);
-        self.send_head(conn, &message);
+        self.send_head(conn, &message, args);
     }
 
     /// Ends a delivery whose handler has run. A request that was not replied to is acknowledged.
     #[inline]
     pub fn finish(&mut self, delivery: &mut Delivery<H>) {
-        self.take_back_handler(delivery);
-        if matches!(delivery.kind, DeliveryKind::Request(_)) && !delivery.has_replied {
+        if delivery.is_request() && !delivery.has_replied {
             self.buffers.redeem();
-            if let From::Conn(conn) = delivery.from {
+            if let What::Request { conn, .. } = delivery.what {
                 let message = Message::new(Kind::Ack, delivery.message.id);
-                self.answer(conn, message, delivery.message.starved);
+                self.answer(conn, message, delivery.message.starved, &[]);
             }
         }
-        if matches!(delivery.kind, DeliveryKind::Returned { .. }) {
+        if matches!(delivery.what, What::Returned(_)) {
             self.counters[delivery.endpoint.index() as usize].returned += 1;
         }
         if let Payload::Slot { slot, .. } = delivery.payload {
             self.repost(slot);
+        }
+        if !delivery.is_own() {
+            self.take_back_handler(delivery);
         }
         if delivery.is_marked
             && let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint)
@@ -526,9 +577,6 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Puts the handler of a delivery back into its place, if no other was set there meanwhile.
     #[inline]
     fn take_back_handler(&mut self, delivery: &mut Delivery<H>) {
-        if delivery.from == From::Own {
-            return;
-        }
         let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint) else { return };
         let Some(lent) = endpoint.lent.take() else { return };
         let table = &mut self.handlers[delivery.endpoint.index() as usize];
@@ -540,11 +588,13 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// The endpoint that has sent a message; none if it is gone.
     #[must_use]
     pub fn source(&self, delivery: &Delivery<H>) -> Option<Name> {
-        match (delivery.from, delivery.kind) {
-            (From::Conn(conn), _) => self.conns.get(conn).map(|conn| conn.peer),
-            (From::Own, _) => self.name(delivery.endpoint).ok(),
-            (From::Nowhere, DeliveryKind::Returned { to, .. }) => Some(to),
-            (From::Nowhere, _) => None,
+        match &delivery.what {
+            What::Request { conn, .. } | What::Reply { conn } => {
+                self.conns.get(*conn).map(|conn| conn.peer)
+            }
+            What::OwnRequest { .. } | What::OwnReply => self.name(delivery.endpoint).ok(),
+            What::Returned(why) => Some(why.to),
+            What::Got => None,
         }
     }
 }

@@ -56,6 +56,10 @@ pub struct Core<F, H> {
     now: u64,
     /// Connections that wait to try again.
     retrying: u32,
+    /// When to ask peers that owe answers for a sign of life, and the serial number of the youngest
+    /// record at the last time.
+    probe_at: u64,
+    probed_up_to: u32,
     /// Writes of replies under way: their numbers and connections.
     reply_writes: Vec<(u32, ConnId)>,
     next_ticket: u32,
@@ -93,6 +97,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             reposts: Vec::new(),
             now: 0,
             retrying: 0,
+            probe_at: 0,
+            probed_up_to: 0,
             reply_writes: Vec::new(),
             next_ticket: 0,
             config,
@@ -205,13 +211,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.bundle(to)?;
         let mut moved = VecDeque::new();
         if let Some(bundle) = self.bundles.get_mut(from) {
-            bundle.queue.retain(|arrived| {
-                let stays = arrived.endpoint != id;
-                if !stays {
-                    moved.push_back(*arrived);
-                }
-                stays
-            });
+            let all = std::mem::take(&mut bundle.queue).into_iter();
+            (moved, bundle.queue) = all.partition(|arrived| arrived.endpoint == id);
         }
         if let Some(bundle) = self.bundles.get_mut(to) {
             bundle.arrivals += moved.len() as u64;

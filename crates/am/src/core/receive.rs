@@ -1,12 +1,12 @@
 //! What queue pairs report: messages, posts that are done, connections that fail.
 
-use super::Core;
-use crate::conn::{Conn, ConnId, PeerSegment};
-use crate::endpoint::{Arrived, What};
+use super::{Core, Delivery};
+use crate::conn::{Acceptor, Conn, ConnId, PeerSegment, Role};
+use crate::endpoint::{Arrived, BundleId, EndpointId, Returned, What};
 use crate::fabric::{Event, Fabric, Refusal, Remote};
 use crate::message::{Kind, MAX_HEAD, Message};
 use crate::records::{Purpose, Record};
-use crate::types::{Arg, Category, Operation, Status};
+use crate::types::{Arg, Category, MAX_ARGS, Operation, Status, Tag};
 
 /// What the number of a post means, in its upper byte.
 pub(super) mod notify {
@@ -20,6 +20,8 @@ pub(super) mod notify {
     pub const GET: u64 = 3 << 56;
     /// The source of a bulk reply is free: its ticket.
     pub const REPLY: u64 = 4 << 56;
+    /// The peer has given a sign of life.
+    pub const PROBE: u64 = 5 << 56;
     /// The upper byte.
     pub const WHAT: u64 = 0xff << 56;
 
@@ -29,14 +31,40 @@ pub(super) mod notify {
     }
 }
 
+/// So many bytes are read of a message that has no more, whatever it has.
+const SMALL: usize = 32;
+
 impl<F: Fabric, H: Clone> Core<F, H> {
     /// Takes in what happened.
     #[inline]
     pub fn handle_event(&mut self, event: Event) {
+        // Without a bundle nothing is delivered at once.
+        let _ = self.take_in(None, event);
+    }
+
+    /// Takes in what happened. A message whose handler may run now, in a bundle in which no other
+    /// waits, comes back at once, as if from [`next_delivery`](Self::next_delivery).
+    #[inline]
+    pub fn deliver_event(&mut self, bundle: BundleId, event: Event) -> Option<Delivery<H>> {
+        self.take_in(Some(bundle), event)
+    }
+
+    #[inline]
+    fn take_in(&mut self, bundle: Option<BundleId>, event: Event) -> Option<Delivery<H>> {
         match event {
-            Event::Received { conn, slot, len } => self.received(conn, slot, len),
-            Event::Unused { slot } => self.repost(slot),
+            Event::Received { conn, slot, len } => return self.received(bundle, conn, slot, len),
             Event::Done { conn, notify } => self.done(conn, notify),
+            other => self.happened(other),
+        }
+        None
+    }
+
+    /// What happens seldom.
+    #[cold]
+    fn happened(&mut self, event: Event) {
+        match event {
+            Event::Received { .. } | Event::Done { .. } => {}
+            Event::Unused { slot } => self.repost(slot),
             Event::Failed { conn } => self.give_up(conn, Status::Unreachable),
             Event::Connected { conn, welcome } => self.connected(conn, welcome),
             Event::Refused { conn, why: Refusal::Absent } => self.try_again(conn),
@@ -47,76 +75,107 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     }
 
     #[inline]
-    fn received(&mut self, conn: Option<ConnId>, slot: u32, len: usize) {
-        let Some(id) = conn.filter(|conn| self.conns.get(*conn).is_some()) else {
-            return self.repost(slot);
+    fn received(
+        &mut self,
+        bundle: Option<BundleId>,
+        conn: Option<ConnId>,
+        slot: u32,
+        len: usize,
+    ) -> Option<Delivery<H>> {
+        let known = conn.and_then(|conn| Some((conn, self.conns.get_mut(conn)?)));
+        let Some((id, known)) = known else {
+            self.repost(slot);
+            return None;
         };
         let mut head = [0; MAX_HEAD];
-        let head = &mut head[..len.min(MAX_HEAD)];
-        self.fabric.load(slot, 0, head);
-        let parsed = Message::parse(head, len);
+        if len <= SMALL {
+            // Most are so short. A slot has room for the longest head.
+            self.fabric.load(slot, 0, &mut head[..SMALL]);
+        } else {
+            self.fabric.load(slot, 0, &mut head[..len.min(MAX_HEAD)]);
+        }
+        let mut args = [0; MAX_ARGS];
+        let Some((message, at)) = Message::parse(&head, len, &mut args) else {
+            self.repost(slot);
+            self.give_up(id, Status::Unreachable);
+            return None;
+        };
+        let endpoint = known.endpoint;
         // A payload stays where it is until its handler has run; everything else is in the message
         // now.
-        let payload = match &parsed {
-            Some((message, at)) if message.category == Category::Medium => Some((slot, *at as u32)),
+        let payload = (message.category == Category::Medium).then_some((slot, at as u32));
+        let what = match (&mut known.role, message.kind) {
+            (Role::Acceptor(acceptor), Kind::Request) => acceptor.take_request(id, message.tag),
+            (Role::Initiator(_), Kind::Reply) => {
+                let record = self.records.of(message.id, id);
+                record.and_then(Record::take_answer).map(|()| What::Reply { conn: id })
+            }
             _ => None,
         };
         if payload.is_none() {
             self.repost(slot);
         }
+        match what {
+            Some(what) => {
+                self.arrive(bundle, Arrived { endpoint, what, message, args, slot: payload })
+            }
+            None => {
+                self.received_other(id, &message, &args, payload);
+                None
+            }
+        }
+    }
+
+    /// A message that runs no handler of a request or of a reply.
+    fn received_other(
+        &mut self,
+        id: ConnId,
+        message: &Message,
+        args: &[Arg; MAX_ARGS],
+        payload: Option<(u32, u32)>,
+    ) {
         let accepted = self.conns.get_mut(id).is_some_and(|conn| conn.acceptor().is_some());
-        let taken = match &parsed {
-            Some((message, _)) if accepted => self.for_acceptor(id, message, payload),
-            Some((message, _)) => self.for_initiator(id, message, payload),
-            None => false,
+        let taken = match (accepted, payload) {
+            (_, Some(_)) => false,
+            (true, None) => self.for_acceptor(id, message, args),
+            (false, None) => self.for_initiator(id, message, args),
         };
         if !taken {
             // No engine sends that: the connection ends.
-            if payload.is_some() {
+            if let Some((slot, _)) = payload {
                 self.repost(slot);
             }
             self.give_up(id, Status::Unreachable);
         }
     }
 
-    /// Whether an engine would send this message, and so now, to the end that has accepted.
-    #[inline]
-    fn for_acceptor(&mut self, id: ConnId, message: &Message, slot: Option<(u32, u32)>) -> bool {
-        let Some(conn) = self.conns.get_mut(id) else { return false };
-        let endpoint = conn.endpoint;
-        let Some(acceptor) = conn.acceptor() else { return false };
+    /// Whether an engine would send this message, which is no request and has no payload, and so
+    /// now, to the end that has accepted.
+    fn for_acceptor(&mut self, id: ConnId, message: &Message, args: &[Arg; MAX_ARGS]) -> bool {
         if message.kind == Kind::Revoked {
-            return slot.is_none() && self.control_answered(id, message.credits);
+            return self.control_answered(id, message.credits);
         }
-        if acceptor.in_service >= acceptor.granted {
+        let Some(conn) = self.conns.get_mut(id) else { return false };
+        let (endpoint, to) = (conn.endpoint, conn.peer);
+        let Some(acceptor) = conn.acceptor() else { return false };
+        if message.kind == Kind::Request || acceptor.take_request(id, message.tag).is_none() {
             return false;
         }
-        acceptor.in_service += 1;
-        if let Some(tag) = message.tag {
-            acceptor.tag = tag;
-        }
         match message.kind {
-            Kind::Request => {
-                let what = What::Request { conn: id, tag: acceptor.tag };
-                self.enqueue(Arrived { endpoint, what, message: *message, slot });
-                true
-            }
             Kind::Segment if message.category == Category::Bulk => {
-                acceptor.segment = segment_of(message);
+                acceptor.segment = segment_of(message, args);
                 let own = self.endpoints.get(endpoint).and_then(|endpoint| endpoint.segment);
                 let mut answer = Message::new(Kind::SegmentInfo, message.id);
-                put_segment(&mut answer, own);
-                self.answer(id, answer, message.starved);
+                let key = put_segment(&mut answer, own);
+                answer.credits = self.credit_for_answer(id, message.starved);
+                self.send_head(id, &answer, &[key]);
                 true
             }
-            Kind::ReplyRefused if slot.is_none() => {
+            Kind::ReplyRefused => {
                 let operation = Operation::Reply(message.category);
-                let to = self.conns.get(id).map(|conn| conn.peer);
-                if let Some(to) = to {
-                    let what = What::Returned { status: Status::ReplyRejected, operation, to };
-                    self.enqueue(Arrived { endpoint, what, message: *message, slot });
-                }
-                self.answer(id, Message::new(Kind::Ack, message.id), message.starved);
+                let returned = Returned { status: Status::ReplyRejected, operation, to };
+                self.come_back(endpoint, returned, message, *args);
+                self.answer(id, Message::new(Kind::Ack, message.id), message.starved, &[]);
                 true
             }
             _ => false,
@@ -124,14 +183,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     }
 
     /// The same, to the end that has connected.
-    #[inline]
-    fn for_initiator(&mut self, id: ConnId, message: &Message, slot: Option<(u32, u32)>) -> bool {
-        if slot.is_some() && message.kind != Kind::Reply {
+    fn for_initiator(&mut self, id: ConnId, message: &Message, args: &[Arg; MAX_ARGS]) -> bool {
+        let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) else {
             return false;
-        }
-        let Some(conn) = self.conns.get_mut(id) else { return false };
-        let endpoint = conn.endpoint;
-        let Some(initiator) = conn.initiator() else { return false };
+        };
         match message.kind {
             Kind::Revoke => {
                 self.give_back(id, message.credits);
@@ -148,16 +203,6 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if record.is_answered {
             return false;
         }
-        if let Kind::Reply = message.kind {
-            record.is_answered = true;
-            if !matches!(record.purpose, Purpose::Program(Operation::Request(_))) {
-                return false;
-            }
-            let what = What::Reply { conn: id };
-            // Its place, and the credit, are free when the handler is about to run.
-            self.enqueue(Arrived { endpoint, what, message: *message, slot });
-            return true;
-        }
         let purpose = record.purpose;
         let expected = match message.kind {
             Kind::Ack => !matches!(purpose, Purpose::Segment | Purpose::Program(Operation::Get)),
@@ -170,7 +215,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         }
         if message.kind == Kind::SegmentInfo {
             let none = Remote { addr: 0, len: 0, key: 0 };
-            initiator.segment = PeerSegment::Known(segment_of(message).unwrap_or(none));
+            initiator.segment = PeerSegment::Known(segment_of(message, args).unwrap_or(none));
         }
         let returned = (message.kind == Kind::Return).then_some(*record);
         self.retire(id, message.id, message.credits);
@@ -184,11 +229,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Ends a request: its place is free, and so is its credit.
     #[inline]
     pub(super) fn retire(&mut self, id: ConnId, record: u16, credits: i8) {
-        if self.records.of(record, id).is_none() {
+        if !self.records.remove(record, id) {
             // The connection has ended meanwhile, and another request may have the place.
             return;
         }
-        self.records.remove(record);
         let most = self.config.max_window.max(1);
         let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) else { return };
         initiator.in_flight = initiator.in_flight.saturating_sub(1);
@@ -202,9 +246,26 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     pub(super) fn returned(&mut self, id: ConnId, record: &Record, status: Status) {
         let Purpose::Program(operation) = record.purpose else { return };
         let Some(conn) = self.conns.get(id) else { return };
-        let what = What::Returned { status, operation, to: conn.peer };
-        let endpoint = conn.endpoint;
-        self.enqueue(Arrived { endpoint, what, message: record.message, slot: None });
+        let (endpoint, to) = (conn.endpoint, conn.peer);
+        self.come_back(
+            endpoint,
+            Returned { status, operation, to },
+            &record.message,
+            record.args(),
+        );
+    }
+
+    /// Has the handler of messages that come back run for one.
+    #[cold]
+    pub(super) fn come_back(
+        &mut self,
+        endpoint: EndpointId,
+        returned: Returned,
+        message: &Message,
+        args: [Arg; MAX_ARGS],
+    ) {
+        let what = What::Returned(Box::new(returned));
+        self.enqueue(Arrived { endpoint, what, message: *message, args, slot: None });
     }
 
     #[inline]
@@ -226,10 +287,16 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             notify::GET => {
                 let record = self.records.of(id, conn).filter(|record| record.serial == serial);
                 let Some(record) = record.copied() else { return };
-                self.records.remove(id);
+                self.records.remove(id, conn);
                 if let Some(known) = self.conns.get(conn) {
-                    let (endpoint, what) = (known.endpoint, What::Got);
-                    self.enqueue(Arrived { endpoint, what, message: record.message, slot: None });
+                    let (endpoint, message, args) = (known.endpoint, record.message, record.args());
+                    let what = What::Got;
+                    self.enqueue(Arrived { endpoint, what, message, args, slot: None });
+                }
+            }
+            notify::PROBE => {
+                if let Some(initiator) = self.conns.get_mut(conn).and_then(Conn::initiator) {
+                    initiator.is_probed = false;
                 }
             }
             notify::REPLY => self.reply_writes.retain(|(ticket, _)| *ticket != number as u32),
@@ -257,20 +324,46 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             return;
         }
         acceptor.has_control = true;
-        self.send_head(id, &Message::new(Kind::SegmentChanged, 0));
+        self.send_head(id, &Message::new(Kind::SegmentChanged, 0), &[]);
+    }
+}
+
+impl Acceptor {
+    /// Counts a request that has come; none if it has no credit.
+    #[inline]
+    fn take_request(&mut self, conn: ConnId, tag: Option<Tag>) -> Option<What> {
+        if self.in_service >= self.granted {
+            return None;
+        }
+        self.in_service += 1;
+        if let Some(tag) = tag {
+            self.tag = tag;
+        }
+        Some(What::Request { conn, tag: self.tag })
+    }
+}
+
+impl Record {
+    /// Marks a request as answered by a reply, if it may be.
+    #[inline]
+    fn take_answer(&mut self) -> Option<()> {
+        let waits = matches!(self.purpose, Purpose::Program(Operation::Request(_)));
+        let is_expected = waits && !self.is_answered;
+        self.is_answered |= is_expected;
+        is_expected.then_some(())
     }
 }
 
 /// The segment that a message tells of; none if it is empty.
-fn segment_of(message: &Message) -> Option<Remote> {
-    let key = message.args[0].cast_unsigned();
+fn segment_of(message: &Message, args: &[Arg; MAX_ARGS]) -> Option<Remote> {
+    let key = args[0].cast_unsigned();
     (message.len > 0).then_some(Remote { addr: message.offset, len: message.len, key })
 }
 
-/// Has a message tell of a segment.
-pub(super) fn put_segment(message: &mut Message, segment: Option<Remote>) {
+/// Has a message tell of a segment; its argument.
+pub(super) fn put_segment(message: &mut Message, segment: Option<Remote>) -> Arg {
     let Remote { addr, len, key } = segment.unwrap_or(Remote { addr: 0, len: 0, key: 0 });
     message.category = Category::Bulk;
     (message.offset, message.len, message.nargs) = (addr, len, 1);
-    message.args[0] = Arg::from_ne_bytes(key.to_ne_bytes());
+    key.cast_signed()
 }

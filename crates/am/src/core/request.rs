@@ -3,7 +3,7 @@
 use super::receive::{notify, put_segment};
 use super::{Core, Delivery};
 use crate::conn::{Conn, ConnId, PeerSegment};
-use crate::endpoint::{Arrived, EndpointId, Link, What};
+use crate::endpoint::{EndpointId, Link, Returned, Translation};
 use crate::fabric::{Fabric, Local, Remote};
 use crate::message::{Kind, MAX_HEAD, Message};
 use crate::name::Name;
@@ -12,6 +12,8 @@ use crate::types::{Arg, CallError, Category, MAX_ARGS, Operation, Status, Tag};
 
 /// Sends between two that ask for a completion, so that the send queue has room again.
 const CHECKPOINT_EVERY: u16 = 16;
+/// Messages that wait for their handlers while a request that comes back at once may join them.
+const MOST_WAITING: usize = 1024;
 /// Bytes of a medium message that may be copied into the send queue.
 pub(super) const INLINE: usize = 1024;
 
@@ -53,6 +55,13 @@ pub struct Outgoing<'a> {
 }
 
 impl Outgoing<'_> {
+    /// The arguments, and 0 where there are no more.
+    pub(super) fn all_args(&self) -> [Arg; MAX_ARGS] {
+        let mut args = [0; MAX_ARGS];
+        args.iter_mut().zip(self.args).for_each(|(place, arg)| *place = *arg);
+        args
+    }
+
     #[inline]
     pub(super) fn message(
         &self,
@@ -62,13 +71,11 @@ impl Outgoing<'_> {
     ) -> Result<Message, CallError> {
         let mut message = Message::new(kind, id);
         message.handler = self.handler;
+        let (value, most) = (self.args.len() as u64, MAX_ARGS as u64);
+        if value > most {
+            return Err(CallError::TooMuch { what: "the number of arguments", value, most });
+        }
         message.nargs = self.args.len() as u8;
-        let too_many = CallError::TooMuch {
-            what: "the number of arguments",
-            value: self.args.len() as u64,
-            most: MAX_ARGS as u64,
-        };
-        message.args.get_mut(..self.args.len()).ok_or(too_many)?.copy_from_slice(self.args);
         message.category = self.body.category();
         match self.body {
             Body::Short => {}
@@ -103,18 +110,11 @@ pub enum Sent<H> {
     Own(Box<Delivery<H>>),
 }
 
-/// The peer that a request goes to.
-struct Target {
-    name: Name,
-    tag: Tag,
-    link: Link,
-}
-
 impl<F: Fabric, H: Clone> Core<F, H> {
-    fn target(&self, id: EndpointId, index: u32) -> Result<Target, CallError> {
+    #[inline]
+    fn target(&self, id: EndpointId, index: u32) -> Result<&Translation, CallError> {
         let entry = self.endpoint(id)?.translations.get(index as usize);
-        let entry = entry.and_then(Option::as_ref).ok_or(CallError::NotMapped(index))?;
-        Ok(Target { name: entry.name, tag: entry.tag, link: entry.link })
+        entry.and_then(Option::as_ref).ok_or(CallError::NotMapped(index))
     }
 
     /// Whether a name is that of an own endpoint.
@@ -140,31 +140,31 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         index: u32,
         out: &Outgoing<'_>,
     ) -> Result<Sent<H>, CallError> {
-        let target = self.target(id, index)?;
         let mut message = out.message(Kind::Request, 0, self.config.max_medium)?;
+        let target = self.target(id, index)?;
         let Link::Conn(conn) = target.link else {
-            return self.request_elsewhere(id, index, &target, out, &message);
+            return self.request_elsewhere(id, index, out, &message);
         };
-        let segment = match self.ready(conn, &target, &message)? {
+        let tag = target.tag;
+        let segment = match self.ready(conn, tag, &message)? {
             Ready::Go(segment) => segment,
             Ready::Refuse(status) => {
-                self.refuse(id, &target, &message, Operation::Request(message.category), status);
-                return Ok(Sent::Done);
+                let operation = Operation::Request(message.category);
+                return self.refuse(id, index, (&message, out), operation, status);
             }
         };
         let purpose = Purpose::Program(Operation::Request(message.category));
         let buffer = self.buffer_for(conn, out, &message)?;
-        let Some(record) = self.records.insert(conn, purpose, &message) else {
+        if self.records.insert(conn, purpose, &mut message, out.args).is_none() {
             // There was one when it was ready.
             return Err(CallError::WouldBlock);
-        };
-        message.id = record;
+        }
         if let Some(initiator) = self.conns.get_mut(conn).and_then(Conn::initiator) {
             initiator.in_flight += 1;
             message.starved = std::mem::take(&mut initiator.is_starved);
-            if initiator.told_tag != target.tag {
-                initiator.told_tag = target.tag;
-                message.tag = Some(target.tag);
+            if initiator.told_tag != tag {
+                initiator.told_tag = tag;
+                message.tag = Some(tag);
             }
         }
         self.counters[id.index() as usize].requests_sent += 1;
@@ -177,55 +177,54 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         &mut self,
         id: EndpointId,
         index: u32,
-        target: &Target,
         out: &Outgoing<'_>,
         message: &Message,
     ) -> Result<Sent<H>, CallError> {
-        if let Link::Dead(status) = target.link {
-            self.refuse(id, target, message, Operation::Request(message.category), status);
-            return Ok(Sent::Done);
+        let operation = Operation::Request(message.category);
+        let Translation { name, tag, link } = *self.target(id, index)?;
+        if let Link::Dead(status) = link {
+            return self.refuse(id, index, (message, out), operation, status);
         }
-        if message.category != Category::Bulk && self.is_own(id, &target.name) {
+        if message.category != Category::Bulk && self.is_own(id, &name) {
             if self.endpoint(id)?.is_running {
                 // In another thread: handlers of an endpoint run one at a time.
                 return Err(CallError::WouldBlock);
             }
-            let status = self.acceptance(id, target.tag, message);
-            let Some(status) = status else {
-                self.counters[id.index() as usize].requests_sent += 1;
-                return Ok(Sent::Own(Box::new(self.own_delivery(id, message, out, true))));
-            };
-            self.refuse(id, target, message, Operation::Request(message.category), status);
-            return Ok(Sent::Done);
+            if let Some(status) = self.acceptance(id, tag, message) {
+                return self.refuse(id, index, (message, out), operation, status);
+            }
+            self.counters[id.index() as usize].requests_sent += 1;
+            return Ok(Sent::Own(Box::new(self.own_delivery(id, message, out, true))));
         }
-        self.begin(id, index, target.name, target.tag)?;
+        self.begin(id, index, name, tag)?;
         Err(CallError::WouldBlock)
     }
 
     /// Has a request come back that was not sent.
+    #[cold]
     fn refuse(
         &mut self,
         id: EndpointId,
-        target: &Target,
-        message: &Message,
+        index: u32,
+        (message, out): (&Message, &Outgoing<'_>),
         operation: Operation,
         status: Status,
-    ) {
-        let what = What::Returned { status, operation, to: target.name };
-        self.enqueue(Arrived { endpoint: id, what, message: *message, slot: None });
+    ) -> Result<Sent<H>, CallError> {
+        let to = self.target(id, index)?.name;
+        let bundle = self.bundle_of(id)?;
+        if self.bundle(bundle)?.queue.len() >= MOST_WAITING {
+            // The program sends to one that is dead, and does not poll.
+            return Err(CallError::WouldBlock);
+        }
+        self.come_back(id, Returned { status, operation, to }, message, out.all_args());
+        Ok(Sent::Done)
     }
 
     /// Whether a request may go out now.
     #[inline]
-    fn ready(
-        &mut self,
-        id: ConnId,
-        target: &Target,
-        message: &Message,
-    ) -> Result<Ready, CallError> {
+    fn ready(&mut self, id: ConnId, tag: Tag, message: &Message) -> Result<Ready, CallError> {
         let places = self.records.free();
         let conn = self.conns.get_mut(id).ok_or(CallError::WouldBlock)?;
-        let endpoint = conn.endpoint;
         let initiator = conn.initiator().ok_or(CallError::WouldBlock)?;
         if !initiator.is_up {
             return Err(CallError::WouldBlock);
@@ -240,9 +239,23 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if message.category != Category::Bulk && !initiator.tell_segment {
             return Ok(Ready::Go(None));
         }
+        self.ready_for_bulk(id, tag, message)
+    }
+
+    /// The same, where the segments of both ends matter.
+    #[inline(never)]
+    fn ready_for_bulk(
+        &mut self,
+        id: ConnId,
+        tag: Tag,
+        message: &Message,
+    ) -> Result<Ready, CallError> {
+        let conn = self.conns.get_mut(id).ok_or(CallError::WouldBlock)?;
+        let endpoint = conn.endpoint;
+        let initiator = conn.initiator().ok_or(CallError::WouldBlock)?;
         let asks = initiator.tell_segment || initiator.segment == PeerSegment::Unknown;
         if asks {
-            self.exchange_segments(id, endpoint, target.tag);
+            self.exchange_segments(id, endpoint, tag);
             return Err(CallError::WouldBlock);
         }
         let PeerSegment::Known(segment) = initiator.segment else {
@@ -258,9 +271,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     fn exchange_segments(&mut self, id: ConnId, endpoint: EndpointId, tag: Tag) {
         let own = self.endpoints.get(endpoint).and_then(|endpoint| endpoint.segment);
         let mut message = Message::new(Kind::Segment, 0);
-        put_segment(&mut message, own);
-        let Some(record) = self.records.insert(id, Purpose::Segment, &message) else { return };
-        message.id = record;
+        let args = [put_segment(&mut message, own)];
+        if self.records.insert(id, Purpose::Segment, &mut message, &args).is_none() {
+            return;
+        }
         if let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) {
             initiator.in_flight += 1;
             initiator.tell_segment = false;
@@ -270,7 +284,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 message.tag = Some(tag);
             }
         }
-        self.send_head(id, &message);
+        self.send_head(id, &message, &args);
     }
 
     /// A send buffer, if the message needs one.
@@ -308,15 +322,15 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             (Body::Bulk { from, .. }, Some(to)) if from.len > 0 => {
                 let serial = self.records.of(message.id, conn).map_or(0, |record| record.serial);
                 let number = notify::of_record(notify::SOURCE, message.id, serial);
-                self.write_and_send(conn, (from, to), Some(number), message);
+                self.write_and_send(conn, (from, to), Some(number), (message, out.args));
                 Ok(Sent::Pending(Ticket { id: message.id, serial }))
             }
             (Body::Medium(bytes), _) => {
-                self.send_medium(conn, message, bytes, buffer);
+                self.send_medium(conn, (message, out.args), bytes, buffer);
                 Ok(Sent::Done)
             }
             _ => {
-                self.send_head(conn, message);
+                self.send_head(conn, message, out.args);
                 Ok(Sent::Done)
             }
         }
@@ -329,10 +343,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         conn: ConnId,
         (from, to): (Local, Remote),
         number: Option<u64>,
-        message: &Message,
+        (message, args): (&Message, &[Arg]),
     ) {
         let mut bytes = [0; MAX_HEAD];
-        let len = message.encode(&mut bytes);
+        let len = message.encode(args, &mut bytes);
         let Some(notify) = self.checkpoint(conn) else { return };
         if !self.fabric.write_and_send(conn, from, to, number, (&bytes[..len], notify)) {
             self.give_up(conn, Status::Unreachable);
@@ -359,35 +373,35 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         (offset, len): (u64, u64),
         (handler, args): (u16, &[Arg]),
     ) -> Result<(), CallError> {
-        let target = self.target(id, index)?;
+        let Translation { name, tag, link } = *self.target(id, index)?;
         let here = self.endpoint(id)?.segment.unwrap_or(Remote { addr: 0, len: 0, key: 0 });
         let body = Body::Bulk { from: Local { addr: 0, len, key: 0 }, offset };
-        let message = Outgoing { handler, args, body }.message(Kind::Request, 0, 0)?;
-        let conn = match target.link {
+        let out = Outgoing { handler, args, body };
+        let mut message = out.message(Kind::Request, 0, 0)?;
+        let conn = match link {
             Link::Dead(status) => {
-                self.refuse(id, &target, &message, Operation::Get, status);
-                return Ok(());
+                return self.refuse(id, index, (&message, &out), Operation::Get, status).map(drop);
             }
             Link::Idle => {
-                self.begin(id, index, target.name, target.tag)?;
+                self.begin(id, index, name, tag)?;
                 return Err(CallError::WouldBlock);
             }
             Link::Conn(conn) => conn,
         };
         let mut asked = message;
         asked.offset = from;
-        let there = self.ready(conn, &target, &asked)?;
+        let there = self.ready(conn, tag, &asked)?;
         let parts = (there, within(here, offset, len));
         let (there, into) = match parts {
             (Ready::Go(Some(there)), Ok(into)) => (there, into),
             (Ready::Refuse(status), _) | (_, Err(status)) => {
-                self.refuse(id, &target, &message, Operation::Get, status);
-                return Ok(());
+                return self.refuse(id, index, (&message, &out), Operation::Get, status).map(drop);
             }
             (Ready::Go(None), _) => return Err(CallError::WouldBlock),
         };
         let purpose = Purpose::Program(Operation::Get);
-        let record = self.records.insert(conn, purpose, &message).ok_or(CallError::WouldBlock)?;
+        let record = self.records.insert(conn, purpose, &mut message, args);
+        let record = record.ok_or(CallError::WouldBlock)?;
         let serial = self.records.of(record, conn).map_or(0, |record| record.serial);
         let number = notify::of_record(notify::GET, record, serial);
         let into = Local { addr: into.addr, len, key: into.key };
@@ -399,9 +413,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Sends a message that has no payload.
     #[inline]
-    pub(super) fn send_head(&mut self, conn: ConnId, message: &Message) {
+    pub(super) fn send_head(&mut self, conn: ConnId, message: &Message, args: &[Arg]) {
         let mut bytes = [0; MAX_HEAD];
-        let len = message.encode(&mut bytes);
+        let len = message.encode(args, &mut bytes);
         self.send_bytes(conn, &bytes[..len]);
     }
 
@@ -429,12 +443,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     pub(super) fn send_medium(
         &mut self,
         conn: ConnId,
-        message: &Message,
+        (message, args): (&Message, &[Arg]),
         payload: &[u8],
         buffer: Option<u32>,
     ) {
         let mut head = [0; MAX_HEAD];
-        let at = message.encode(&mut head);
+        let at = message.encode(args, &mut head);
         match buffer {
             None => {
                 let mut bytes = [0; INLINE];

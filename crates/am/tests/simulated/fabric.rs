@@ -90,8 +90,17 @@ impl Fabric for SimFabric {
         place[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
+    fn probe(&mut self, conn: ConnId, notify: u64) -> bool {
+        let none = Remote { addr: 0, len: 0, key: 0 };
+        self.write(conn, Local { addr: 0, len: 0, key: 0 }, none, Some(notify))
+    }
+
     fn load(&self, slot: u32, at: usize, out: &mut [u8]) {
-        out.copy_from_slice(&self.slots[slot as usize][at..at + out.len()]);
+        // What no message has written may be anything.
+        out.fill(0xa5);
+        let bytes = &self.slots[slot as usize][at..];
+        let len = bytes.len().min(out.len());
+        out[..len].copy_from_slice(&bytes[..len]);
     }
 
     fn repost(&mut self, slots: &[u32]) {

@@ -9,8 +9,8 @@ mod network;
 use std::collections::HashMap;
 
 use quipu_am::{
-    Arg, Body, BundleId, CallError, Config, Delivery, DeliveryKind, EndpointId, Local, Mode, Name,
-    Outgoing, Payload, Remote, Replied, Sent, Status, Tag, Ticket,
+    Arg, Body, CallError, Config, Delivery, DeliveryKind, EndpointId, Local, Mode, Name, Outgoing,
+    Payload, Remote, Replied, Sent, Status, Tag, Ticket,
 };
 use rand_core::SeedableRng;
 use rand_pcg::Pcg64Mcg;
@@ -55,7 +55,6 @@ struct Fate {
 struct Run {
     plan: Plan,
     net: Network,
-    bundles: Vec<BundleId>,
     endpoints: Vec<Vec<EndpointId>>,
     fates: HashMap<(i32, i32), Fate>,
     next: Vec<i32>,
@@ -112,22 +111,12 @@ impl Run {
                 }
             }
         }
-        let net = Network::new(nodes, &ports, rng, plan.loss);
+        let mut net = Network::new(nodes, &ports, rng, plan.loss);
+        net.bundles = bundles;
         let next = vec![0; plan.nodes];
         let asleep_until = vec![0; plan.nodes];
         let (fates, running, sources) = Default::default();
-        Self {
-            plan,
-            net,
-            bundles,
-            endpoints,
-            fates,
-            next,
-            running,
-            asleep_until,
-            sources,
-            slots_most: 0,
-        }
+        Self { plan, net, endpoints, fates, next, running, asleep_until, sources, slots_most: 0 }
     }
 
     /// Tries to send the next request of a node.
@@ -201,7 +190,7 @@ impl Run {
 
     /// Begins the handlers that may run at a node.
     fn poll(&mut self, node: usize) {
-        while let Some(mut delivery) = self.net.nodes[node].next_delivery(self.bundles[node]) {
+        while let Some(mut delivery) = self.net.next_delivery(node) {
             for (other, _, running) in &self.running {
                 let same =
                     running.endpoint == delivery.endpoint || self.plan.mode == Mode::Sequential;
@@ -209,7 +198,7 @@ impl Run {
             }
             self.check(node, &delivery);
             let wants_reply = delivery.args().get(2) != Some(&0);
-            if matches!(delivery.kind, DeliveryKind::Request(_)) && wants_reply {
+            if matches!(delivery.kind(), DeliveryKind::Request(_)) && wants_reply {
                 self.reply(node, &mut delivery);
             }
             let busy = u64::from(self.net.random(3)) * MS / 20;
@@ -237,7 +226,7 @@ impl Run {
         let args = delivery.args();
         let (origin, number) = (args[0], args[1]);
         let fate = self.fates.get_mut(&(origin, number)).expect("somebody has sent it");
-        match delivery.kind {
+        match delivery.kind() {
             DeliveryKind::Request(tag) => {
                 assert_eq!((tag, delivery.handler), (TAG, Some(REQUEST)));
                 fate.executed += 1;
@@ -262,7 +251,7 @@ impl Run {
                 quipu_am::Fabric::load(engine.fabric(), *slot, *at as usize, &mut bytes);
                 assert_eq!(bytes, pattern(origin, number, args[3] as usize));
             }
-            Payload::Segment(part) if matches!(delivery.kind, DeliveryKind::Request(_)) => {
+            Payload::Segment(part) if matches!(delivery.kind(), DeliveryKind::Request(_)) => {
                 // Another message may have been written to the same place since.
                 let bytes = engine.fabric_mut().part(part.addr, part.len);
                 assert!(!bytes.iter().all(|byte| *byte == 0xee), "the source was freed too early");
@@ -431,8 +420,7 @@ fn a_hostile_peer_stops_nobody_else() {
                 run.net.nodes[node].handle_timeout(now);
                 run.net.take_posts(node);
                 run.send(node);
-                while let Some(mut delivery) = run.net.nodes[node].next_delivery(run.bundles[node])
-                {
+                while let Some(mut delivery) = run.net.next_delivery(node) {
                     run.net.nodes[node].finish(&mut delivery);
                 }
                 run.net.take_posts(node);

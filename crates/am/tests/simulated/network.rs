@@ -1,8 +1,8 @@
 //! Nodes on a network whose messages take time: loss makes them late, and death ends them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use quipu_am::{ConnId, Core, Event, Hello, Name, Refusal, Welcome};
+use quipu_am::{BundleId, ConnId, Core, Delivery, Event, Hello, Name, Refusal, Welcome};
 use rand_core::RngCore;
 use rand_pcg::Pcg64Mcg;
 
@@ -53,12 +53,17 @@ pub struct Network {
     ports: HashMap<u16, usize>,
     /// Sums up all that happened, in order.
     pub hash: u64,
+    /// The bundle of each node, and what was given out for it with an event.
+    pub bundles: Vec<BundleId>,
+    given: Vec<VecDeque<Delivery<u16>>>,
 }
 
 impl Network {
     pub fn new(nodes: Vec<Engine>, ports: &[u16], rng: Pcg64Mcg, loss: u32) -> Self {
         Self {
             is_alive: vec![true; nodes.len()],
+            given: nodes.iter().map(|_| VecDeque::new()).collect(),
+            bundles: Vec::new(),
             nodes,
             now: 0,
             rng,
@@ -220,9 +225,22 @@ impl Network {
 
     fn event(&mut self, node: usize, event: Event) {
         if self.is_alive[node] {
-            self.nodes[node].handle_event(event);
+            // Half of the messages go to their handlers at once, as far as these may run.
+            match self.bundles.get(node).copied() {
+                Some(bundle) if self.random(2) == 0 => {
+                    let delivery = self.nodes[node].deliver_event(bundle, event);
+                    self.given[node].extend(delivery);
+                }
+                _ => self.nodes[node].handle_event(event),
+            }
             self.take_posts(node);
         }
+    }
+
+    /// The next message of a node whose handler may run.
+    pub fn next_delivery(&mut self, node: usize) -> Option<Delivery<u16>> {
+        let given = self.given[node].pop_front();
+        given.or_else(|| self.nodes[node].next_delivery(self.bundles[node]))
     }
 
     /// A message lies down in the next slot. That there is one is what credits are for.

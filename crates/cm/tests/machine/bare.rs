@@ -23,7 +23,7 @@ impl World {
         let channel = cm.create_channel();
         let listener = cm.create_id(channel, PortSpace::Tcp, RC, 7).unwrap();
         cm.bind(listener, OWN.parse().unwrap()).unwrap();
-        cm.use_qpip(listener).unwrap();
+        cm.use_link(listener, Protocol::Qpip).unwrap();
         cm.listen(listener, 1).unwrap();
         Self { cm, channel, listener }
     }
@@ -59,7 +59,7 @@ impl World {
         let id = self.cm.create_id(self.channel, PortSpace::Tcp, RC, 1).unwrap();
         let own = Ok("[fd00::1]:0".parse().unwrap());
         self.cm.resolved(id, PEER.parse().unwrap(), own).unwrap();
-        self.cm.use_qpip(id).unwrap();
+        self.cm.use_link(id, Protocol::Qpip).unwrap();
         self.cm.resolve_route(id).unwrap();
         self.cm.connect(SECOND, id, &param()).unwrap();
         self.kinds();
@@ -98,7 +98,7 @@ fn a_listener_for_other_queue_pairs_has_no_peers() {
     let mut world = World::new();
     world.listener = world.cm.create_id(world.channel, PortSpace::Tcp, UC, 7).unwrap();
     world.cm.bind(world.listener, "[fd00::1]:5555".parse().unwrap()).unwrap();
-    world.cm.use_qpip(world.listener).unwrap();
+    world.cm.use_link(world.listener, Protocol::Qpip).unwrap();
     world.cm.listen(world.listener, 1).unwrap();
     assert_eq!(world.arrive(), Err(Unwanted::Refused));
 }
@@ -246,13 +246,13 @@ fn tcp_has_no_room_for_private_data() {
     assert_eq!(world.cm.accept(SECOND, id, Some(&told)), refused);
     let id = world.cm.create_id(world.channel, PortSpace::Tcp, RC, 1).unwrap();
     world.cm.bind(id, OWN.parse().unwrap()).unwrap();
-    world.cm.use_qpip(id).unwrap();
+    world.cm.use_link(id, Protocol::Qpip).unwrap();
     world.cm.resolved(id, PEER.parse().unwrap(), OWN.parse().map_err(|_| 0)).unwrap();
-    assert!(world.cm.is_qpip(id), "it stays what it was bound to");
+    assert!(world.cm.is_on_link(id), "it stays what it was bound to");
     world.cm.resolve_route(id).unwrap();
     assert_eq!(world.cm.connect(SECOND, id, &told), refused);
     world.cm.connect(SECOND, id, &param()).unwrap();
-    assert_eq!(world.cm.use_qpip(id), Err(CallError::WrongState));
+    assert_eq!(world.cm.use_link(id, Protocol::Qpip), Err(CallError::WrongState));
 }
 
 #[test]
@@ -405,7 +405,7 @@ fn an_identifier_takes_its_attempt_with_it() {
 fn datagrams_are_not_carried() {
     let mut world = World::new();
     let id = world.cm.create_id(world.channel, PortSpace::Udp, 4, 1).unwrap();
-    assert_eq!(world.cm.use_qpip(id), Err(CallError::WrongState));
+    assert_eq!(world.cm.use_link(id, Protocol::Qpip), Err(CallError::WrongState));
     world.cm.set_port(world.listener, 99);
     assert_eq!(world.cm.route(world.listener).unwrap().src.unwrap().port(), 99);
 }

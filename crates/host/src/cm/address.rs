@@ -63,7 +63,7 @@ impl Manager {
         }
         if space == PortSpace::Tcp && self.is_on_link(addr.ip()) {
             self.cm.bind(key, addr)?;
-            return Ok(self.cm.use_qpip(key)?);
+            return Ok(self.cm.use_link(key, self.bare.protocol)?);
         }
         let options = *self.cm.options(key)?;
         if !self.may_bind(addr) {
@@ -146,6 +146,10 @@ impl Manager {
 
     /// Keeps the port of an identifier, whose socket was used up, until it connects again.
     pub(super) fn hold(&mut self, key: IdKey) {
+        if self.cm.is_on_link(key) {
+            // The adapter keeps no port for anybody.
+            return;
+        }
         match self.bind_again(key) {
             Ok(socket) => put(&mut self.sockets, key.index(), socket),
             // It is tried again when it is needed.

@@ -1,19 +1,19 @@
-//! Connections of QPIP: the adapter makes them. Here is which of them belongs to which identifier, and what
-//! the adapter is to do; `engine/bare.rs` does it.
+//! The packet link, and connections of QPIP: the adapter makes them. Here is which of them belongs to which
+//! identifier, and what the adapter is to do; `engine/bare.rs` does it.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use quipu_cm::{CallError, IdKey, Loss, Unwanted};
+use quipu_cm::{CallError, IdKey, Loss, Protocol, Unwanted};
 use quipu_inet::stack::{ListenerId, TcpId};
 use quipu_inet::tcp::{Failure, Flow};
 use quipu_nic::{Fault, QpId, TcpChange};
 
-use super::Manager;
+use super::{Manager, StreamOrder};
 use crate::error::EngineError;
 
 /// What the adapter is to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Order {
     /// Connect a queue pair, from an own address and a port, of which each may be unspecified.
     Connect { id: IdKey, qpn: u32, from: SocketAddr, to: SocketAddr },
@@ -23,6 +23,8 @@ pub(crate) enum Order {
     Refuse(TcpId),
     /// Watch a port no more.
     Unlisten(ListenerId),
+    /// Something for a stream of plain iWARP.
+    Stream(StreamOrder),
 }
 
 /// What is known of the packet link and its connections.
@@ -30,11 +32,13 @@ pub(crate) enum Order {
 pub(super) struct Bare {
     /// Own addresses and the lengths of their prefixes; none without a link.
     addresses: Vec<(IpAddr, u8)>,
+    /// What is spoken there.
+    pub(super) protocol: Protocol,
     /// Connections are made over it wherever that is possible.
     preferred: bool,
-    orders: VecDeque<Order>,
+    pub(super) orders: VecDeque<Order>,
     listeners: HashMap<IdKey, ListenerId>,
-    watched: HashMap<ListenerId, IdKey>,
+    pub(super) watched: HashMap<ListenerId, IdKey>,
     /// Peers about whom programs are to decide.
     requests: HashMap<IdKey, TcpId>,
     asking: HashMap<TcpId, IdKey>,
@@ -80,9 +84,21 @@ impl Bare {
 }
 
 impl Manager {
-    /// The addresses of the packet link, and whether connections are made over it wherever possible.
-    pub(crate) fn learn_link(&mut self, addresses: Vec<(IpAddr, u8)>, preferred: bool) {
-        (self.bare.addresses, self.bare.preferred) = (addresses, preferred);
+    /// The addresses of the packet link, what is spoken there, and whether connections are made over it
+    /// wherever possible.
+    pub(crate) fn learn_link(
+        &mut self,
+        addresses: Vec<(IpAddr, u8)>,
+        protocol: Protocol,
+        preferred: bool,
+    ) {
+        self.bare.addresses = addresses;
+        (self.bare.protocol, self.bare.preferred) = (protocol, preferred);
+    }
+
+    /// Whether plain iWARP is spoken on the packet link.
+    pub(crate) fn link_is_plain(&self) -> bool {
+        self.bare.protocol == Protocol::Iwarp
     }
 
     /// The packet link is gone: nobody is reached over it any more, and whatever is bound to it has lost its
@@ -101,7 +117,7 @@ impl Manager {
     /// Whether an identifier that is bound to `bound` reaches `peer` over the link.
     pub(super) fn goes_over_link(&self, key: IdKey, bound: Option<IpAddr>, peer: IpAddr) -> bool {
         let open = bound.is_none_or(|ip| ip.is_unspecified());
-        self.cm.is_qpip(key) || open && self.bare.source_for(peer).is_some()
+        self.cm.is_on_link(key) || open && self.bare.source_for(peer).is_some()
     }
 
     /// Finds the way to `dst` over the link. An event says what came of it.
@@ -117,7 +133,7 @@ impl Manager {
             None => self.bare.source_for(dst.ip()),
         };
         let found = ip.map(|ip| SocketAddr::new(ip, port)).ok_or(libc::ENETUNREACH);
-        self.cm.use_qpip(key)?;
+        self.cm.use_link(key, self.bare.protocol)?;
         // The port of the kernel's that it may have is of no use.
         self.drop_socket(key);
         Ok(self.cm.resolved(key, dst, found)?)
@@ -130,7 +146,7 @@ impl Manager {
         let (space, datagram) = self.cm.kind(key)?;
         let bound = || self.bare.addresses.iter().any(|&(own, _)| self.cm.is_bound_to(key, own));
         let wanted = space == quipu_cm::PortSpace::Tcp && !datagram;
-        Ok((wanted && (self.cm.is_qpip(key) || bound())).then_some(src.port()))
+        Ok((wanted && (self.cm.is_on_link(key) || bound())).then_some(src.port()))
     }
 
     /// The adapter watches a port for a listener.
@@ -164,7 +180,10 @@ impl Manager {
         connection: TcpId,
         flow: &Flow,
     ) {
-        self.ask(listener, connection, flow);
+        match self.link_is_plain() {
+            true => self.admit_over_link(now, listener, connection, flow),
+            false => self.ask(listener, connection, flow),
+        }
         self.settle(now);
     }
 
@@ -287,6 +306,10 @@ impl Manager {
             Order::Connect { id: of, .. } => *of != id,
             Order::Accept { id: of, connection, .. } if *of == id => {
                 *order = Order::Refuse(*connection);
+                true
+            }
+            Order::Stream(order) => {
+                Self::call_off_stream(order, id);
                 true
             }
             _ => true,

@@ -6,6 +6,7 @@
 
 mod address;
 mod bare;
+mod over_link;
 mod plain;
 mod sight;
 mod socket;
@@ -21,6 +22,8 @@ use quipu_cm::{Action, CallError, ChannelKey, Cm, Event, IdKey, Loss, StreamKey}
 
 pub(crate) use self::bare::Order;
 use self::bare::{Asked, Bare};
+use self::over_link::LinkStreams;
+pub(crate) use self::over_link::StreamOrder;
 pub(crate) use self::plain::Given;
 use self::plain::Plain;
 use self::sight::Sights;
@@ -59,6 +62,8 @@ pub(crate) struct Manager {
     plain: Plain,
     /// Those that the adapter makes.
     bare: Bare,
+    /// Streams that it carries.
+    over_link: LinkStreams,
     /// What a capture is to show.
     sights: Sights,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
@@ -104,6 +109,7 @@ impl Manager {
             signals: Vec::new(),
             plain: Plain::default(),
             bare: Bare::default(),
+            over_link: LinkStreams::default(),
             sights: Sights::new(captured),
             attended: None,
         })
@@ -209,7 +215,7 @@ impl Manager {
             self.bind_addr(key, quipu_cm::ANY)?;
         }
         self.cm.listen(key, backlog)?;
-        if self.cm.is_qpip(key) {
+        if self.cm.is_on_link(key) {
             // The adapter listens.
             return Ok(());
         }
@@ -267,6 +273,9 @@ impl Manager {
         tracing::trace!(?action);
         match action {
             Action::Connect { stream, id, to, first } => {
+                if self.opens_over_link(stream, id, to, &first) {
+                    return;
+                }
                 if let Err(error) = self.connect(now, stream, id, to, first) {
                     tracing::debug!(%to, %error, "cannot connect");
                     self.cm.handle_lost(now, stream, stream::loss(&error));
@@ -327,6 +336,9 @@ impl Manager {
     }
 
     fn send(&mut self, key: StreamKey, bytes: &[u8]) {
+        if self.sends_over_link(key, bytes) {
+            return;
+        }
         let Some(stream) = self.stream(key) else { return };
         // An error shows itself when the stream is read, behind what the peer sent before.
         let _ = stream.send(bytes);
@@ -347,6 +359,9 @@ impl Manager {
     }
 
     fn close(&mut self, key: StreamKey, reset: bool) {
+        if self.closes_over_link(key, reset) {
+            return;
+        }
         if let Some(stream) = self.take_stream(key) {
             stream.close(reset);
             self.sights.closed(key, false);

@@ -62,6 +62,9 @@ impl Plain {
 impl Manager {
     /// Puts a stream where [`take_given`](Self::take_given) finds it.
     pub(super) fn give(&mut self, what: HandOver) {
+        if self.gives_over_link(&what) {
+            return;
+        }
         // A few hundred bytes are in a socket that was empty, so nothing is left unsent.
         match self.take_stream(what.stream).filter(|stream| stream.is_flushed()) {
             Some(stream) => self.plain.given.push_back(Given { fd: stream.fd, what }),

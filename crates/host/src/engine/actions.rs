@@ -58,26 +58,33 @@ impl Core {
 
     /// Gives a stream to its queue pair, which has it then.
     fn hand_over(&mut self, now: Time, given: Given) -> Option<QpId> {
-        let what = given.what;
-        let role = if what.initiator { Role::Initiator } else { Role::Responder };
-        let HandOver { negotiated, ird, ord, .. } = what;
-        let adoption = Adoption { role, negotiated, ird, ord, rfc7306: false };
+        let Given { fd, what } = given;
+        let (stream, peer, qpn, rest) = (what.stream, what.peer, what.qpn, what.rest.clone());
         let taken = self
-            .adapter
-            .find_qp(QpNum(what.qpn))
-            .ok_or(Fault::NoSuchObject)
-            .and_then(|qp| Ok((qp, self.adapter.adopt_stream(now, qp, &adoption)?)));
+            .adoption(what)
+            .and_then(|(qp, adoption)| Ok((qp, self.adapter.adopt_stream(now, qp, &adoption)?)));
         match taken {
             Ok((qp, conn)) => {
-                self.adapter.probe_mut().managed_handed_over(what.stream, conn);
-                self.net.adopt(&mut self.adapter, now, (conn, what.peer), given.fd, &what.rest);
+                self.adapter.probe_mut().managed_handed_over(stream, conn);
+                self.net.adopt(&mut self.adapter, now, (conn, peer), fd, &rest);
                 Some(qp)
             }
             Err(error) => {
-                tracing::error!(qpn = what.qpn, %error, "the queue pair cannot be connected");
+                tracing::error!(qpn, %error, "the queue pair cannot be connected");
                 None
             }
         }
+    }
+
+    /// What a queue pair is told of the stream that it gets.
+    ///
+    /// # Errors
+    /// There is no such queue pair.
+    pub(super) fn adoption(&self, what: HandOver) -> Result<(QpId, Adoption), Fault> {
+        let role = if what.initiator { Role::Initiator } else { Role::Responder };
+        let HandOver { negotiated, ird, ord, qpn, .. } = what;
+        let qp = self.adapter.find_qp(QpNum(qpn)).ok_or(Fault::NoSuchObject)?;
+        Ok((qp, Adoption { role, negotiated, ird, ord, rfc7306: false }))
     }
 
     fn carry_out(&mut self, now: Time, action: Action) {

@@ -1,17 +1,18 @@
-//! Connections of QPIP that connection management orders of the adapter.
+//! Connections over the packet link that connection management orders of the adapter: those of QPIP, and
+//! streams of plain iWARP.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use quipu_cm::IdKey;
+use quipu_cm::{HandOver, IdKey, Protocol, StreamKey};
 use quipu_inet::stack::{ListenerId, TcpId};
-use quipu_inet::tcp::{Flow, KeepAlive};
-use quipu_nic::TcpSettings;
-use quipu_nic::{Fault, QpId, QpNum, QpType, Time};
+use quipu_inet::tcp::{Failure, Flow, KeepAlive};
+use quipu_nic::{Fault, QpId, QpNum, QpType, TcpSettings, TcpStreamChange, Time};
 
 use super::Engine;
 use super::core::Core;
-use crate::cm::{KEEP_ALIVE_COUNT, KEEP_ALIVE_SECONDS, Order};
-use crate::config::Device;
+use crate::cm::{KEEP_ALIVE_COUNT, KEEP_ALIVE_SECONDS, Order, StreamOrder};
+use crate::config::{Config, Device};
 use crate::error::EngineError;
 use crate::net::Net;
 
@@ -19,6 +20,10 @@ use crate::net::Net;
 const BACKLOG: u32 = 1024;
 /// Between signs of life.
 const KEEP_ALIVE_NS: u64 = KEEP_ALIVE_SECONDS as u64 * 1_000_000_000;
+/// How long a process that ends waits for acknowledgements of what plain iWARP has sent over the link, and
+/// how long at a time. The kernel would see to it for a process that is gone; here nobody does.
+const LINGER_NS: u64 = 300_000_000;
+const LINGER_STEP: Duration = Duration::from_millis(2);
 /// Rounds of events and what they order before others get their turn.
 const ROUNDS: usize = 16;
 
@@ -31,6 +36,15 @@ fn settings(tos: Option<u8>) -> TcpSettings {
         probes: KEEP_ALIVE_COUNT as u8,
     });
     TcpSettings { keep_alive, traffic_class: tos.unwrap_or(0) & !3, ..TcpSettings::default() }
+}
+
+/// What is spoken over the packet link: by the device from which connections are made, if it can, or else
+/// that of QPIP, if programs see it.
+fn link_protocol(config: &Config) -> Option<Protocol> {
+    match config.cm_device {
+        Device::QuipuIw0 => Some(Protocol::Iwarp),
+        _ => config.devices.contains(&Device::QuipuQp0).then_some(Protocol::Qpip),
+    }
 }
 
 impl Core {
@@ -90,6 +104,112 @@ impl Core {
                 let _ = self.adapter.tcp_refuse(now, connection);
             }
             Order::Unlisten(listener) => self.adapter.tcp_unlisten(listener),
+            Order::Stream(order) => self.obey_for_stream(now, order),
+        }
+    }
+
+    /// Does what connection management has ordered for a stream of plain iWARP.
+    fn obey_for_stream(&mut self, now: Time, order: StreamOrder) {
+        match order {
+            StreamOrder::Open { stream, id, from, to, first } => {
+                let opened = self.open_stream(now, id, from, to, &first);
+                let port = opened.as_ref().ok().and_then(|&it| self.adapter.stream_flow(it));
+                let Some(cm) = &mut self.cm else { return };
+                match opened {
+                    Ok(connection) => {
+                        cm.stream_begun(stream, connection);
+                        if let Some(flow) = port {
+                            cm.cm.set_port(id, flow.local.port());
+                        }
+                    }
+                    Err(error) => {
+                        tracing::debug!(%to, %error, "cannot connect");
+                        cm.stream_lost(now.0, stream, Some(Failure::Unreachable));
+                    }
+                }
+            }
+            StreamOrder::Take { stream, connection } => {
+                let taken = self.adapter.stream_accept(now, connection);
+                let Some(cm) = &mut self.cm else { return };
+                match taken {
+                    Ok(()) => cm.stream_begun(stream, connection),
+                    // The peer has given up.
+                    Err(_) => cm.stream_lost(now.0, stream, None),
+                }
+            }
+            StreamOrder::Send { stream, bytes } => {
+                if let Some(connection) = self.connection_of(stream) {
+                    // How it ended is on its way.
+                    let _ = self.adapter.stream_send(now, connection, &bytes);
+                }
+            }
+            StreamOrder::Close { stream, reset } => {
+                let known = self.cm.as_mut().and_then(|cm| cm.forget_over_link(stream));
+                if let Some(connection) = known {
+                    self.adapter.stream_close(now, connection, reset);
+                }
+            }
+            StreamOrder::HandOver(what) => self.give_stream(now, *what),
+        }
+    }
+
+    fn connection_of(&self, stream: StreamKey) -> Option<TcpId> {
+        self.cm.as_ref()?.connection_of(stream)
+    }
+
+    fn open_stream(
+        &mut self,
+        now: Time,
+        id: IdKey,
+        from: SocketAddr,
+        to: SocketAddr,
+        first: &[u8],
+    ) -> Result<TcpId, Fault> {
+        let tos = self.cm.as_mut().and_then(|cm| cm.cm.options(id).ok()?.tos);
+        let connection = self.adapter.stream_connect(now, from, to, &settings(tos))?;
+        self.adapter.stream_send(now, connection, first)?;
+        Ok(connection)
+    }
+
+    /// Gives a stream over the link to its queue pair, which has it then.
+    fn give_stream(&mut self, now: Time, what: HandOver) {
+        let (stream, id, rest) = (what.stream, what.id, what.rest.clone());
+        let taken = self
+            .cm
+            .as_mut()
+            .and_then(|cm| cm.forget_over_link(stream))
+            .ok_or(Fault::NoSuchObject)
+            .and_then(|connection| {
+                let (qp, adoption) = self.adoption(what)?;
+                let adopted = self.adapter.adopt_tcp_stream(now, qp, &adoption, connection, &rest);
+                if adopted.is_err() {
+                    self.adapter.stream_close(now, connection, true);
+                }
+                adopted.map(|_| qp)
+            });
+        if let Err(error) = &taken {
+            tracing::error!(%error, "the queue pair cannot be connected");
+        }
+        if let Some(cm) = &mut self.cm {
+            cm.given(now.0, id, taken.ok());
+        }
+    }
+
+    /// Something has happened to a stream over the link.
+    pub(super) fn stream_changed_on_link(&mut self, connection: TcpId, change: TcpStreamChange) {
+        let now = self.recent();
+        let Some(stream) = self.cm.as_ref().and_then(|cm| cm.stream_over(connection)) else {
+            return;
+        };
+        let bytes = match change {
+            TcpStreamChange::Readable => self.adapter.stream_receive(now, connection),
+            _ => Vec::new(),
+        };
+        let Some(cm) = &mut self.cm else { return };
+        match change {
+            TcpStreamChange::Connected => cm.stream_reached(now.0, stream),
+            TcpStreamChange::Readable => cm.stream_heard(now.0, stream, &bytes),
+            TcpStreamChange::Lost(failure) => cm.stream_lost(now.0, stream, failure),
         }
     }
 
@@ -128,6 +248,25 @@ impl Core {
         }
     }
 
+    /// The process ends: streams over the link are ended, and have a moment for what is under way on them.
+    pub(super) fn linger_on_link(&mut self) {
+        if self.qpip.is_none() {
+            return;
+        }
+        let mut now = self.clock.now();
+        let end = now.after(LINGER_NS);
+        self.adapter.end_streams(now);
+        self.settle(now);
+        while self.adapter.streams_owe() && now < end {
+            let Some(qpip) = &mut self.qpip else { return };
+            qpip.wait(LINGER_STEP);
+            now = self.clock.now();
+            qpip.ready(&mut self.adapter, now, libc::EPOLLIN as u32);
+            self.adapter.handle_timeout(now);
+            self.settle(now);
+        }
+    }
+
     /// Ends the connection of a queue pair if it is one of QPIP: what is posted is sent first.
     pub(super) fn end_tcp(&mut self, now: Time, qp: QpId) -> bool {
         let is_tcp = self.adapter.service_of(qp) == Some(QpType::Tcp);
@@ -143,14 +282,13 @@ impl Engine {
     /// Tells connection management the addresses of the packet link, if programs see its device.
     pub(super) fn learn_link(&self, core: &mut Core) {
         let config = &self.inner.config;
-        if !config.devices.contains(&Device::QuipuQp0) {
-            return;
-        }
+        let Some(protocol) = link_protocol(config) else { return };
         let Some(stack) = core.adapter.inet() else { return };
         // A link that is gone leads to nobody.
         let addresses = if core.is_lost() { Vec::new() } else { stack.prefixes().collect() };
         if let Some(cm) = &mut core.cm {
-            cm.learn_link(addresses, config.cm_device == Device::QuipuQp0);
+            let preferred = config.cm_device == Device::QuipuQp0;
+            cm.learn_link(addresses, protocol, preferred);
         }
     }
 
@@ -159,7 +297,7 @@ impl Engine {
     pub(super) fn choose_port_on_link(&self, id: IdKey) -> Result<(), EngineError> {
         let mut core = self.enter()?;
         let cm = &core.manager()?.cm;
-        if cm.is_qpip(id) && cm.bound(id)?.is_some_and(|src| src.port() == 0) {
+        if cm.is_on_link(id) && cm.bound(id)?.is_some_and(|src| src.port() == 0) {
             let port = core.adapter.tcp_free_port()?;
             core.manager()?.cm.choose_port(id, port);
         }
@@ -176,12 +314,15 @@ impl Engine {
         let mut core = self.enter()?;
         let Some(port) = core.manager()?.port_on_link(id)? else { return Ok(()) };
         let tos = core.manager()?.cm.options(id)?.tos;
-        let listening = core.adapter.tcp_listen_deferred(port, &settings(tos), BACKLOG);
+        let listening = match core.manager()?.link_is_plain() {
+            true => core.adapter.stream_listen(port, &settings(tos), BACKLOG),
+            false => core.adapter.tcp_listen_deferred(port, &settings(tos), BACKLOG),
+        };
         let manager = core.manager()?;
         match listening {
             Ok((listener, port)) => manager.watched_on_link(id, listener, port),
             // Of a listener at every address, those of the link are taken by one that is there alone.
-            Err(_) if !manager.cm.is_qpip(id) => {}
+            Err(_) if !manager.cm.is_on_link(id) => {}
             Err(error) => {
                 manager.cm.cancel_listen(id);
                 tracing::debug!(%error, "the port cannot be watched");

@@ -442,6 +442,9 @@ impl Core {
                 Event::TcpRequest { listener, connection, flow } => {
                     self.handle_request(listener, connection, flow);
                 }
+                Event::TcpStream { connection, change } => {
+                    self.stream_changed_on_link(connection, change);
+                }
                 Event::Stream { qp, change, .. } => {
                     let now = self.clock.recent().0;
                     if let Some(cm) = &mut self.cm {
@@ -559,6 +562,8 @@ impl Core {
         self.adapter.place_held();
         self.adapter.release_acks();
         self.settle(now);
+        self.linger_on_link();
+        let now = self.clock.now();
         self.adapter.abort_connections(now);
         self.settle(now);
         self.links.shut_down();

@@ -8,6 +8,7 @@ mod config;
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use libc::c_int;
 use quipu_inet::stack::Frame;
@@ -16,7 +17,7 @@ use quipu_nic::{FrameOut, QpNum, Time};
 use crate::net::numbers::Numbers;
 use crate::net::token::Token;
 use crate::packet::{Outgoing, PacketLink, Station};
-use crate::sys::Epoll;
+use crate::sys::{self, Epoll};
 use crate::tap::Adapter;
 
 pub use self::config::{QpipConfig, parse_address};
@@ -153,6 +154,11 @@ impl Qpip {
             self.numbers.give_back(number);
         }
         ours
+    }
+
+    /// Waits until the link has something, for `most` at most.
+    pub(crate) fn wait(&self, most: Duration) {
+        sys::wait_readable_within(&self.link.descriptor(), most);
     }
 
     /// Whether the link is tried without asking epoll: frames have come lately.

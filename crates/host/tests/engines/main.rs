@@ -14,6 +14,7 @@ mod datagrams;
 mod deaths;
 mod fallbacks;
 mod hooks;
+mod iwarp_link;
 mod lost_link;
 mod pages;
 mod plain;

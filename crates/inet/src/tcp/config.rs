@@ -32,6 +32,10 @@ pub struct KeepAlive {
 pub struct Config {
     /// What segments mean.
     pub mode: Mode,
+    /// In stream mode: segments that are sent end where [`super::Connection::send`] says that something ends,
+    /// as those of messages do. What comes is a stream all the same. So the frames of a protocol above can
+    /// be kept in segments of their own (RFC 5044 5).
+    pub aligned: bool,
     /// The largest payload that this end can receive in a segment: what is offered in the MSS option
     /// (RFC 9293 3.7.1), the link's MTU less fixed headers.
     pub receive_mss: u16,
@@ -89,10 +93,18 @@ pub struct Config {
     pub max_reassembly: u32,
 }
 
+impl Config {
+    /// Whether segments that are sent end where what they carry ends.
+    pub(crate) fn keeps_ends(&self) -> bool {
+        self.aligned || self.mode == Mode::Message
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             mode: Mode::Stream,
+            aligned: false,
             receive_mss: 1440,
             path_mss: 1440,
             max_receive_space: 4 << 20,

@@ -344,8 +344,8 @@ impl Connection {
     }
 
     /// `len` octets more are to be sent, and can be read until they are acknowledged. In message mode
-    /// `end_of_message` says that a message ends with them; in stream mode it means nothing. Returns the
-    /// offset of the stream behind them.
+    /// `end_of_message` says that a message ends with them; in stream mode it means something only to
+    /// segments that are [aligned](Config::aligned). Returns the offset of the stream behind them.
     ///
     /// # Errors
     /// The connection is closed for sending, or has carried all that it can; in message mode also: too many
@@ -355,7 +355,7 @@ impl Connection {
         if !open {
             return Err(SendError::Closed);
         }
-        let message = self.config.mode == Mode::Message;
+        let message = self.config.keeps_ends();
         if message && len == 0 {
             return Err(SendError::Empty);
         }

@@ -6,7 +6,7 @@ use super::recovery::Frto;
 use super::send::{MAX_FLIGHT, Sent};
 use super::seq::FIRST;
 use super::timers::Timer;
-use super::{Connection, Mode, Owed, Segment, State, options};
+use super::{Connection, Owed, Segment, State, options};
 
 /// A segment of new data.
 struct Fresh {
@@ -185,10 +185,10 @@ impl Connection {
     fn boundary(&self) -> Option<(u64, bool)> {
         let (nxt, written) = (self.queue.nxt, self.queue.written);
         let unsent = written.checked_sub(nxt)?;
-        Some(match (self.config.mode, self.queue.message_end()) {
-            (Mode::Stream, _) => (unsent, true),
-            (Mode::Message, Some(end)) => (end - nxt, true),
-            (Mode::Message, None) => (unsent, false),
+        Some(match (self.config.keeps_ends(), self.queue.message_end()) {
+            (false, _) => (unsent, true),
+            (true, Some(end)) => (end - nxt, true),
+            (true, None) => (unsent, false),
         })
     }
 
@@ -276,7 +276,7 @@ impl Connection {
             return None;
         }
         let (nxt, unsent) = (self.queue.nxt, self.queue.written.saturating_sub(self.queue.nxt));
-        let (whole, pushes) = self.boundary().unwrap_or((0, self.config.mode == Mode::Stream));
+        let (whole, pushes) = self.boundary().unwrap_or((0, !self.config.keeps_ends()));
         let mss = u64::from(self.mss());
         // RFC 5682 3.1, step 2b: no more than two new segments decide whether a timeout was spurious.
         if self
@@ -317,9 +317,9 @@ impl Connection {
 
     /// A probe of a closed window: an octet, or, since boundaries matter, the whole segment of a message.
     fn squeezed(&self, wanted: u64, usable: u64) -> u64 {
-        match (usable, self.config.mode) {
-            (0, Mode::Stream) => wanted.min(1),
-            (0, Mode::Message) => wanted,
+        match (usable, self.config.keeps_ends()) {
+            (0, false) => wanted.min(1),
+            (0, true) => wanted,
             _ => wanted.min(usable),
         }
     }
@@ -328,13 +328,13 @@ impl Connection {
     /// window. A message that the window could take as a whole is not split.
     fn fills_half(&self, wanted: u64, usable: u64) -> bool {
         let never_fits = wanted > self.window.max;
-        usable >= self.window.max / 2 && (self.config.mode == Mode::Stream || never_fits)
+        usable >= self.window.max / 2 && (!self.config.keeps_ends() || never_fits)
     }
 
     /// Nagle (RFC 9293 3.7.4), for streams whose user wants it.
     fn delays_small(&self, len: u64, fin: bool) -> bool {
         self.config.nagle
-            && self.config.mode == Mode::Stream
+            && !self.config.keeps_ends()
             && len < u64::from(self.mss())
             && !fin
             && self.queue.outstanding() > 0

@@ -16,7 +16,7 @@ mod firmware;
 mod pair;
 
 use crate::error::RunError;
-use crate::plan::{Plan, Rate, Transport, WorkloadKind};
+use crate::plan::{FaultPlan, Plan, Rate, Transport, WorkloadKind};
 
 pub use firmware::{Firmware, Stage, StageTime};
 use pair::Pair;
@@ -46,6 +46,8 @@ pub struct LanaiPlan {
     pub messages: u32,
     /// Most events of the run.
     pub max_events: u64,
+    /// Link loss, and stalls of the first adapter's processor. Interrupts cannot get lost: there are none.
+    pub faults: Vec<FaultPlan>,
 }
 
 impl LanaiPlan {
@@ -65,6 +67,7 @@ impl LanaiPlan {
             firmware_checksum: plan.nic.firmware_checksum,
             messages: 1000,
             max_events: plan.run.max_events,
+            faults: plan.faults.clone(),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::firmware::{Firmware, Occupancy, Pass, Step, Traits};
 use crate::bus::Resource;
 use crate::bus::pci::Bus;
 use crate::error::RunError;
-use crate::plan::{Bytes, PciPlan, Rate};
+use crate::plan::{Bytes, FaultKind, PciPlan, Rate};
 use crate::rng::Rng;
 
 /// Myrinet's route, type and checksum.
@@ -33,6 +33,8 @@ pub(super) enum Event {
     Host(usize, Vec<Completion>),
     /// The host of end 0 begins, if it is connected.
     Begin,
+    /// A fault of the plan begins or ends.
+    Fault(usize, bool),
 }
 
 /// Two hosts on a link.
@@ -48,6 +50,11 @@ pub(super) struct Pair {
     pub(super) ends: [End; 2],
     pub(super) frames: u64,
     rng: Rng,
+    /// Frames lost of a million, while a fault lasts.
+    fault_ppm: u32,
+    fault_rng: Rng,
+    /// The processor of end 0 begins no step before.
+    stalled_until: u64,
     /// Of all events so far.
     pub(super) hash: u64,
 }
@@ -76,9 +83,17 @@ impl Pair {
             ends,
             frames: 0,
             rng: Rng::new(plan.seed, 1),
+            fault_ppm: 0,
+            fault_rng: Rng::new(plan.seed, 3),
+            stalled_until: 0,
             hash: 0xcbf2_9ce4_8422_2325,
         };
         pair.kernel.at(1_000_000_000, Event::Begin);
+        for (index, fault) in plan.faults.iter().enumerate() {
+            pair.kernel.at(fault.at.0, Event::Fault(index, true));
+            let end = fault.at.0.saturating_add(fault.length.0);
+            pair.kernel.at(end, Event::Fault(index, false));
+        }
         pair.go_on(0);
         Ok(pair)
     }
@@ -143,9 +158,26 @@ impl Pair {
                 }
                 0
             }
+            Event::Fault(index, begins) => {
+                self.fault(index, begins);
+                0
+            }
         };
         self.go_on(end);
         Ok(())
+    }
+
+    fn fault(&mut self, index: usize, begins: bool) {
+        let Some(fault) = self.plan.faults.get(index) else { return };
+        match fault.kind {
+            FaultKind::LinkLoss => self.fault_ppm = if begins { fault.ppm } else { 0 },
+            // A step that has begun is finished first.
+            FaultKind::Stall if begins => {
+                let end = self.kernel.now().saturating_add(fault.length.0);
+                self.stalled_until = self.stalled_until.max(end);
+            }
+            FaultKind::Stall | FaultKind::LostInterrupts => {}
+        }
     }
 
     /// The program of an end reacts to completions.
@@ -210,7 +242,8 @@ impl Pair {
         match step {
             Step::Run(ps) => {
                 self.ends[end].running = Some(machine);
-                self.kernel.after(ps, Event::Ran(end));
+                let begin = if end == 0 { now.max(self.stalled_until) } else { now };
+                self.kernel.at(begin.saturating_add(ps), Event::Ran(end));
             }
             Step::Bus(bytes) => {
                 let done = self.buses[end].take(now, self.bus.ps(bytes));
@@ -221,7 +254,8 @@ impl Pair {
                 let wire = self.link.ps(frame.len() as u64 + FRAMING);
                 let sent = self.links[end].take(now, wire);
                 self.frames += 1;
-                if !self.rng.ppm(self.plan.loss_ppm) {
+                let lost = self.rng.ppm(self.plan.loss_ppm) | self.fault_rng.ppm(self.fault_ppm);
+                if !lost {
                     self.kernel.at(sent + SWITCH, Event::Frame(1 - end, frame));
                 }
                 // The send engine works by itself, but has one frame at a time.

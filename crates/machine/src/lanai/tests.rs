@@ -1,4 +1,5 @@
 use super::*;
+use crate::plan::{FaultKind, Span};
 
 fn plan(mtu: u32, message: u32) -> LanaiPlan {
     LanaiPlan {
@@ -13,6 +14,7 @@ fn plan(mtu: u32, message: u32) -> LanaiPlan {
         firmware_checksum: false,
         messages: 200,
         max_events: 1_000_000,
+        faults: Vec::new(),
     }
 }
 
@@ -90,6 +92,26 @@ fn lost_frames_are_sent_again() {
     let clean = run_lanai(&LanaiPlan { loss_ppm: 0, ..plan.clone() }).unwrap();
     assert!(report.mb_per_s < clean.mb_per_s, "{report:?}");
     assert_eq!(run_lanai(&plan).unwrap(), report, "one seed is one run");
+}
+
+#[test]
+fn faults_delay_messages_and_are_seeded() {
+    let clean = run_lanai(&plan(1500, 4000)).unwrap();
+    let with = |kind, ppm| {
+        // Messages are sent from 1 ms on.
+        let (at, length) = (Span(5_000_000_000), Span(10_000_000_000));
+        let faults = vec![FaultPlan { kind, at, length, core: 0, ppm }];
+        let plan = LanaiPlan { faults, ..plan(1500, 4000) };
+        let report = run_lanai(&plan).unwrap();
+        assert_eq!(run_lanai(&plan).unwrap(), report, "one seed is one run");
+        report
+    };
+    let stalled = with(FaultKind::Stall, 0);
+    let delay = stalled.ps as i64 - clean.ps as i64;
+    assert!((9_500_000_000..=40_000_000_000).contains(&delay), "{delay}");
+    let lossy = with(FaultKind::LinkLoss, 200_000);
+    assert!(lossy.ps > clean.ps, "{lossy:?}");
+    assert_eq!(with(FaultKind::LinkLoss, 0).ps, clean.ps);
 }
 
 #[test]

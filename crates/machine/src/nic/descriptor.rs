@@ -58,6 +58,9 @@ const TX_FETCH: u64 = 3;
 const TX_DATA: u64 = 4;
 const TX_STATUS: u64 = 5;
 
+/// Most frames of a packet that is cut.
+const MOST_CUTS: u32 = 256;
+
 /// Most descriptors of a packet.
 const MOST_FRAGMENTS: usize = 64;
 
@@ -228,11 +231,15 @@ impl Descriptor {
             }
             self.tx_bytes += bytes;
             let (first, header, _) = self.tx.cache[0];
-            let frame = frame_of(io.word(header)).filter(|id| io.frame(*id).is_some());
-            let Some(id) = frame else {
+            let named = frame_of(io.word(header));
+            let Some((id, frame)) = named.and_then(|id| Some((id, io.frame(id)?))) else {
                 let rule = "a packet begins with its headers";
                 return Err(DriverFault { register: "TX ring", value: header, rule });
             };
+            if frame.cut > 0 && frame.len / u32::from(frame.cut) >= MOST_CUTS {
+                let rule = "a packet is cut into at most 256 frames";
+                return Err(DriverFault { register: "TX ring", value: frame.cut.into(), rule });
+            }
             let missing = end as u32 + 1;
             let (last, since) = (first + end as u64, io.now());
             self.outgoing.push_back(Outgoing { frame: Some(id), missing, last, bytes, since });

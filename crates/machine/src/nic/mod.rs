@@ -248,8 +248,9 @@ pub(crate) fn make(plan: &Plan) -> (Box<dyn Nic>, Rc<dyn Driver>) {
             Box::new(sinic::Sinic::new(&plan.nic, max_copy(plan))),
             Rc::new(vsinic_driver::VsinicDriver::new(plan)),
         ),
-        // The LANai has its own host, without sockets (`crate::lanai`): what is made here is not used.
-        NicKind::Fifo | NicKind::Lanai => (
+        // LANai and HCA have hosts of their own (`crate::lanai`, `crate::hca`): what is made here is not
+        // used.
+        NicKind::Fifo | NicKind::Lanai | NicKind::Hca => (
             Box::new(fifo::Fifo::new(&plan.nic)),
             Rc::new(fifo::FifoDriver::new(u64::from(plan.link.mtu))),
         ),

@@ -1,19 +1,20 @@
 //! What no machine can be: values that are out of range or contradict each other.
 
-use super::{Attach, CachePlan, FaultKind, NicKind, Plan, Transport, WorkloadKind};
+use super::{Attach, CachePlan, FaultKind, FaultPlan, NicKind, Plan, Transport, WorkloadKind};
 use crate::bus::pcie;
 use crate::costs;
+use crate::hca;
 
 /// A key and what is wrong with its value.
-type Wrong = (String, String);
+pub(super) type Wrong = (String, String);
 
 /// Refuses `key` unless `holds`.
-fn need(holds: bool, key: &str, what: impl FnOnce() -> String) -> Result<(), Wrong> {
+pub(super) fn need(holds: bool, key: &str, what: impl FnOnce() -> String) -> Result<(), Wrong> {
     if holds { Ok(()) } else { Err((key.to_owned(), what())) }
 }
 
 /// Refuses a number that is not in `low..=high`.
-fn within(key: &str, value: u64, low: u64, high: u64) -> Result<(), Wrong> {
+pub(super) fn within(key: &str, value: u64, low: u64, high: u64) -> Result<(), Wrong> {
     need((low..=high).contains(&value), key, || format!("{value} is not in {low} to {high}"))
 }
 
@@ -24,6 +25,7 @@ impl Plan {
         self.check_processor()?;
         self.check_buses()?;
         self.check_nic()?;
+        self.check_hca()?;
         self.check_network()?;
         self.check_programs()
     }
@@ -146,12 +148,33 @@ impl Plan {
         })
     }
 
+    fn check_hca(&self) -> Result<(), Wrong> {
+        let is = self.nic.kind == NicKind::Hca;
+        need(is || self.hca.is_none(), "hca", || "only used with nic.kind = \"hca\"".into())?;
+        let Some(hca) = self.hca.as_ref().filter(|_| is) else {
+            return need(!is, "nic.kind", || "a hca needs [[hca.streams]]: see plan qos".into());
+        };
+        hca.check()?;
+        let costs = hca::check_costs(&self.costs);
+        need(costs.is_ok(), "costs", || costs.err().unwrap_or_default())?;
+        need(self.faults.is_empty(), "faults", || {
+            "a hca takes no faults: an InfiniBand link loses nothing, and programs poll".into()
+        })
+    }
+
     fn check_network(&self) -> Result<(), Wrong> {
         within("link.rate", self.link.rate.0, 1_000_000, 10_000_000_000_000)?;
         within("link.delay", self.link.delay.0, 0, 1_000_000_000_000)?;
         within("link.loss_ppm", self.link.loss_ppm.into(), 0, 1_000_000)?;
-        let lanai = self.nic.kind == NicKind::Lanai;
-        let (least, most) = if lanai { (1280, 16_384) } else { (576, 9000) };
+        let hca = self.nic.kind == NicKind::Hca;
+        let (least, most) = match self.nic.kind {
+            NicKind::Lanai => (1280, 16_384),
+            NicKind::Hca => (256, 4096),
+            _ => (576, 9000),
+        };
+        need(!hca || self.link.mtu.is_power_of_two(), "link.mtu", || {
+            format!("{}: InfiniBand has 256, 512, 1024, 2048 and 4096", self.link.mtu)
+        })?;
         within("link.mtu", self.link.mtu.into(), least, most)?;
         within("link.peers", self.link.peers.into(), 1, 64)?;
         within("link.switch_buffer", self.link.switch_buffer.0, 16 << 10, 1 << 30)
@@ -167,7 +190,7 @@ impl Plan {
         need(costs::table(&self.os.costs).is_some(), "os.costs", || {
             format!("no table {}: there are {}", self.os.costs, costs::names().join(" and "))
         })?;
-        for name in self.costs.keys() {
+        for name in self.costs.keys().filter(|_| self.nic.kind != NicKind::Hca) {
             let known = costs::Cost::named(name).is_some();
             need(known, &format!("costs.{name}"), || {
                 format!("no such cost: there are {}", costs::Cost::all_names().join(", "))
@@ -189,8 +212,9 @@ impl Plan {
         need(!datagrams || (lanai && work.kind == WorkloadKind::Rr), "workload.transport", || {
             "udp: only rr on a lanai has datagrams; take tcp".into()
         })?;
-        need(self.faults.is_empty() || !lanai, "faults", || {
-            "a lanai takes no faults but lost frames: set link.loss_ppm".into()
+        let interrupts = |fault: &FaultPlan| fault.kind == FaultKind::LostInterrupts;
+        need(!lanai || !self.faults.iter().any(interrupts), "faults", || {
+            "a lanai raises no interrupts, its hosts poll: take stall or link-loss".into()
         })?;
         let one = matches!(work.kind, WorkloadKind::Stream | WorkloadKind::Maerts);
         need(!one || work.connections == 1, "workload.connections", || {

@@ -4,6 +4,7 @@
 //! all keys filled in. A plan that cannot be is refused with the line and the allowed values.
 
 mod check;
+mod hca;
 mod quantity;
 mod text;
 
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use hca::{HcaPlan, StreamKind, StreamPlan};
 pub use quantity::{Bytes, Clock, Rate, Span};
 pub use text::{PlanError, Setting};
 
@@ -43,6 +45,9 @@ pub struct Plan {
     pub pci: PciPlan,
     /// The network interface.
     pub nic: NicPlan,
+    /// The InfiniBand adapter and its traffic; only used with `nic.kind = "hca"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hca: Option<HcaPlan>,
     /// The network.
     pub link: LinkPlan,
     /// The operating system.
@@ -176,6 +181,8 @@ pub enum NicKind {
     Fifo,
     /// The programmable NIC of the QPIP paper: queue pairs and TCP in firmware.
     Lanai,
+    /// The InfiniBand adapter of the QoS paper: virtual lanes and their arbiter.
+    Hca,
 }
 
 /// Where the network interface is.
@@ -412,6 +419,7 @@ impl Default for Plan {
             pcie: PciePlan::default(),
             pci: PciPlan::default(),
             nic: NicPlan::default(),
+            hca: None,
             link: LinkPlan::default(),
             os: OsPlan::default(),
             workload: WorkloadPlan::default(),

@@ -5,6 +5,7 @@ mod table;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hca::HcaReport;
 use crate::lanai::{LanaiReport, StageTime};
 use crate::ledger::{Category, Ledger};
 use crate::plan::Plan;
@@ -44,6 +45,9 @@ pub struct Report {
     /// What the firmware of a LANai spends in each stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageTime>,
+    /// The streams of an HCA.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hca: Option<HcaReport>,
     /// Frames that the NIC had no room for.
     pub dropped: u64,
     /// Frames that were lost on links and in the switch, warm-up included.
@@ -102,6 +106,7 @@ impl Report {
             dram_gbps: gbps(memory.0.dram_bytes - memory.1.dram_bytes),
             cpu: cpu.to_vec(),
             stages: Vec::new(),
+            hca: None,
             dropped: after.traffic.rx_dropped - before.traffic.rx_dropped,
             lost: world.network.lost,
             retransmitted: host.os.retransmitted(),
@@ -115,25 +120,51 @@ impl Report {
     pub(crate) fn of_lanai(plan: &Plan, lanai: &LanaiReport) -> Self {
         let gbps = lanai.mb_per_s * 8.0 / 1000.0;
         Self {
+            requests_per_second: 1e6 / lanai.us,
+            stages: lanai.stages.clone(),
+            events: lanai.events,
+            simulated_ms: lanai.ps as f64 / 1e9,
+            trace_hash: format!("{:016x}", lanai.hash),
+            ..Self::of_rates(plan, 0.0, gbps)
+        }
+    }
+
+    /// What the streams of two HCAs have got: payload only.
+    pub(crate) fn of_hca(plan: &Plan, hca: HcaReport) -> Self {
+        let rate = |from| hca.streams.iter().filter(|it| it.from == from).map(|it| it.gbps).sum();
+        Self {
+            events: hca.events,
+            simulated_ms: hca.simulated_ms,
+            trace_hash: format!("{:016x}", hca.hash),
+            hca: Some(hca.clone()),
+            ..Self::of_rates(plan, rate(1), rate(0))
+        }
+    }
+
+    /// A report of a machine whose software and caches are not simulated.
+    fn of_rates(plan: &Plan, rx_gbps: f64, tx_gbps: f64) -> Self {
+        let gbps = rx_gbps + tx_gbps;
+        Self {
             name: plan.name.clone(),
             gbps,
-            rx_gbps: 0.0,
-            tx_gbps: gbps,
+            rx_gbps,
+            tx_gbps,
             goodput_gbps: gbps,
-            requests_per_second: 1e6 / lanai.us,
+            requests_per_second: 0.0,
             misses_per_kb: 0.0,
             l2_accesses_per_kb: 0.0,
             interrupts_per_kb: 0.0,
             bits_per_cycle: 0.0,
             dram_gbps: 0.0,
             cpu: Vec::new(),
-            stages: lanai.stages.clone(),
+            stages: Vec::new(),
+            hca: None,
             dropped: 0,
             lost: 0,
             retransmitted: 0,
-            events: lanai.events,
-            simulated_ms: lanai.ps as f64 / 1e9,
-            trace_hash: format!("{:016x}", lanai.hash),
+            events: 0,
+            simulated_ms: 0.0,
+            trace_hash: String::new(),
         }
     }
 

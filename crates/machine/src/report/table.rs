@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::Report;
+use crate::hca::HcaReport;
 use crate::ledger::Category;
 
 /// Runs in rows: bandwidth, misses, idle time.
@@ -39,7 +40,9 @@ pub fn breakdown(report: &Report) -> String {
         let bar = "#".repeat((share.percent / 2.0).round() as usize);
         let _ = writeln!(text, "  {:<10} {:>5.1} %  {bar}", share.category.name(), share.percent);
     }
-    if !report.stages.is_empty() {
+    if let Some(hca) = &report.hca {
+        streams(&mut text, hca);
+    } else if !report.stages.is_empty() {
         stages(&mut text, report);
     } else {
         memory(&mut text, report);
@@ -53,6 +56,24 @@ pub fn breakdown(report: &Report) -> String {
         report.lost, report.retransmitted, report.events, report.simulated_ms, report.trace_hash
     );
     text
+}
+
+/// What each stream of an HCA got.
+fn streams(text: &mut String, hca: &HcaReport) {
+    let _ = writeln!(text, "  stream  from  SL  VL   Gbit/s  sender's core  receiver's core");
+    for it in &hca.streams {
+        let kind = format!("{:?}", it.kind).to_lowercase();
+        let _ = writeln!(
+            text,
+            "  {kind:<6}  {:>4}  {:>2}  {:>2}  {:>7.2}  {:>11.0} %  {:>13.0} %",
+            it.from, it.sl, it.lane, it.gbps, it.send_cpu, it.receive_cpu
+        );
+    }
+    let _ = writeln!(
+        text,
+        "  {:.0} % of the packets had to be chosen between lanes; the bus was busy for {:.0} %",
+        hca.contested, hca.bus
+    );
 }
 
 /// Tables 2 and 3 of the QPIP paper.

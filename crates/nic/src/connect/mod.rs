@@ -18,6 +18,7 @@ pub(crate) use unreliable::{drop_sends, lose};
 
 use std::net::{IpAddr, SocketAddr};
 
+use quipu_inet::stack::TcpId;
 use quipu_iwarp::wire::hello::{Features, Hello, Kind, Reason};
 use quipu_iwarp::{Initiator, Responder};
 use quipu_mem::ring::Channel;
@@ -53,6 +54,8 @@ pub(crate) struct Conn {
     half_open: bool,
     /// Whether the peer is on this host, where its end is noticed.
     nearby: bool,
+    /// The connection of the adapter's own TCP that it goes over, if not over one of the world below.
+    pub(crate) tcp: Option<TcpId>,
 }
 
 /// How far a connection is.
@@ -194,7 +197,8 @@ pub(crate) fn start_deadline<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 pub(crate) fn limit_silence<P>(qp: &Qp, hub: &mut Hub<P>) {
     if let Path::Stream(stream) = &qp.path {
         let (conn, user_timeout_ns) = (stream.conn, qp.retry_time_ns());
-        if stream.plain.is_some() && user_timeout_ns.is_none() {
+        let is_own_tcp = hub.conns.get(conn).is_some_and(|state| state.tcp.is_some());
+        if is_own_tcp || stream.plain.is_some() && user_timeout_ns.is_none() {
             return;
         }
         hub.actions.push_back(Action::LimitSilence { conn, user_timeout_ns });
@@ -257,7 +261,14 @@ pub(crate) fn detach<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
 impl<P> Hub<P> {
     /// A new connection, if there is room.
     pub(crate) fn new_conn(&mut self, qp: Option<QpId>, phase: Phase) -> Option<ConnId> {
-        self.conns.insert(Conn { qp, phase, alarm: None, half_open: false, nearby: false })
+        self.conns.insert(Conn {
+            qp,
+            phase,
+            alarm: None,
+            half_open: false,
+            nearby: false,
+            tcp: None,
+        })
     }
 
     /// Sets the alarm for a connection that takes too long to be made.
@@ -366,7 +377,10 @@ impl<P> Hub<P> {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.qp = None;
             conn.phase = Phase::Closing(farewell);
-            self.actions.push_back(Action::Close { conn: id });
+            match conn.tcp {
+                Some(_) => self.ready.push_back(id),
+                None => self.actions.push_back(Action::Close { conn: id }),
+            }
         }
     }
 

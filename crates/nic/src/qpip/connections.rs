@@ -57,7 +57,17 @@ impl<P: Probe> Adapter<P> {
     ) -> Result<(ListenerId, u16), Fault> {
         settings.check()?;
         let config = Arc::new(tcp::Config { deferred: true, ..settings.to_config() });
-        let (id, port) = self.watch_port(port, settings, &config, backlog)?;
+        self.watch_deferred(port, settings, &config, backlog)
+    }
+
+    pub(super) fn watch_deferred(
+        &mut self,
+        port: u16,
+        settings: &TcpSettings,
+        config: &Arc<tcp::Config>,
+        backlog: u32,
+    ) -> Result<(ListenerId, u16), Fault> {
+        let (id, port) = self.watch_port(port, settings, config, backlog)?;
         self.hub.attached()?.say_idle(id);
         Ok((id, port))
     }
@@ -305,6 +315,7 @@ impl<P: Probe> Adapter<P> {
                     happened(qp, hub, event);
                 }
             }
+            Some(Owner::Stream) => self.stream_event(connection, event),
             None => {}
         }
     }
@@ -340,7 +351,7 @@ impl<P: Probe> Adapter<P> {
 
 const NOT_TCP: Fault = Fault::Invalid("the queue pair is not of type TCP");
 
-fn no_connection(error: ConnectError) -> Fault {
+pub(super) fn no_connection(error: ConnectError) -> Fault {
     match error {
         ConnectError::NoRoute => Fault::NoRoute(
             "no route to the peer: no own address of its family, prefix or gateway leads there",
@@ -541,7 +552,7 @@ pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
 
 impl Inet {
     /// The adapter keeps nothing of a connection.
-    fn forget(&mut self, connection: TcpId) {
+    pub(super) fn forget(&mut self, connection: TcpId) {
         if let Some(Owner::Listener(listener)) = self.owner(connection)
             && let Some(watch) = self.watches.get_mut(&listener)
         {
@@ -552,7 +563,7 @@ impl Inet {
     }
 
     /// The listener that a connection has come to about which the program is to decide.
-    fn request(&self, connection: TcpId) -> Option<ListenerId> {
+    pub(super) fn request(&self, connection: TcpId) -> Option<ListenerId> {
         let Some(Owner::Request(listener)) = self.owner(connection) else { return None };
         Some(listener)
     }
@@ -581,7 +592,7 @@ impl<P> Hub<P> {
     }
 
     /// The program has decided about a connection, or need not any more: it may hear of one that waits.
-    fn decided(&mut self, listener: ListenerId) {
+    pub(super) fn decided(&mut self, listener: ListenerId) {
         let Some(inet) = &mut self.inet else { return };
         let Some(watch) = inet.watches.get_mut(&listener) else { return };
         watch.requests = watch.requests.saturating_sub(1);

@@ -10,9 +10,13 @@
 //! | management | `connections`: listening, connecting, mating, closing, failing |
 //! | transmit | `transmit::frames`: whose turn it is, headers by the stack, payload by the scatter list |
 //! | receive | `receive::frames`: placement, completion, the window offered |
+//!
+//! `streams` and `buffers` are for plain iWARP, whose byte streams may go over the same TCP.
 
+mod buffers;
 pub(crate) mod connections;
 pub(crate) mod path;
+pub(crate) mod streams;
 pub(crate) mod udp;
 mod words;
 
@@ -30,6 +34,7 @@ use crate::requester;
 use crate::types::{AsyncEvent, QpId, Time};
 
 pub use connections::check_message;
+pub use streams::TcpStreamChange;
 pub use udp::check_datagram;
 pub use words::{FrameOut, Source, TcpChange, TcpSettings};
 
@@ -42,6 +47,8 @@ pub(crate) enum Owner {
     Request(ListenerId),
     /// This queue pair is its end.
     Qp(QpId),
+    /// A byte stream.
+    Stream,
 }
 
 /// A port that is watched.
@@ -67,6 +74,8 @@ pub(crate) struct Inet {
     owners: Vec<Option<(TcpId, Owner)>>,
     /// By [`UdpId::index`].
     bound: Vec<Option<(UdpId, QpId)>>,
+    /// Byte streams, by [`TcpId::index`].
+    streams: Vec<Option<streams::TcpStream>>,
     watches: BTreeMap<ListenerId, Watch>,
     /// Queue pairs with datagrams to send, each once, in the order of service.
     pub(crate) datagrams: VecDeque<QpId>,
@@ -89,6 +98,7 @@ impl Inet {
             stack: Stack::new(config),
             owners: Vec::new(),
             bound: Vec::new(),
+            streams: Vec::new(),
             watches: BTreeMap::new(),
             datagrams: VecDeque::new(),
             unresolved: Vec::new(),
@@ -234,6 +244,7 @@ impl<P: Probe> Adapter<P> {
                 requester::to_error(qp, hub, Some(AsyncEvent::QpFatal(id)));
             }
         }
+        self.lose_streams();
     }
 
     /// Does what the stack has to tell.

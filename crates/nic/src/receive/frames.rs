@@ -63,6 +63,9 @@ impl<P: Probe> Adapter<P> {
                     && let Some((qp, hub)) = self.qp_and_hub(id)
                 {
                     take(qp, hub, &received, whole.as_deref().unwrap_or(frame));
+                } else if owner == Some(Owner::Stream) {
+                    let frame = whole.as_deref().unwrap_or(frame);
+                    self.take_for_stream(connection, &received, frame);
                 }
             }
             Arrival::Datagram(datagram) => {

@@ -4,6 +4,7 @@
 mod answers;
 pub(crate) mod asked;
 pub(crate) mod channel;
+pub(crate) mod early;
 pub(crate) mod express;
 pub(crate) mod frames;
 mod placement;

@@ -6,6 +6,7 @@ use quipu_iwarp::wire::rdmap::AtomicResponse;
 use quipu_iwarp::wire::terminate::Code;
 use quipu_iwarp::{RemoteFault, Verdict, terminate};
 
+use super::early;
 use super::stream::{End, say_end};
 use crate::adapter::Hub;
 use crate::plain;
@@ -79,6 +80,13 @@ fn place_answer<P: Probe>(
     offset: u32,
     payload: &[u8],
 ) -> Result<(), End> {
+    if early::is_in_place(qp) {
+        return Ok(());
+    }
+    if early::has_placed(qp) {
+        let list = qp.sq.sges(position).to_vec();
+        early::note_list(qp, hub, (qp.pd_number(), &list), u64::from(offset), payload.len());
+    }
     let placed =
         hub.regions.scatter(qp.pd_number(), qp.sq.sges(position), u64::from(offset), payload);
     if placed.is_err() {

@@ -7,7 +7,7 @@ use quipu_iwarp::wire::rdmap::{
 use quipu_iwarp::{ProtocolError, RemoteFault, Segment, SendKind, terminate};
 use quipu_mem::AccessError;
 
-use super::{replies, unreliable};
+use super::{early, replies, unreliable};
 use crate::adapter::Hub;
 use crate::connect;
 use crate::link::Atomic;
@@ -71,6 +71,9 @@ pub(crate) fn run<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, bytes: &[u8]) -> usiz
             Ok(None) => break,
             Ok(Some((len, segment))) => {
                 used += len;
+                if let Some(early) = &mut stream.early {
+                    early.begin(len);
+                }
                 let first = !std::mem::replace(&mut stream.heard, true);
                 if stream.gate.awaits_initiator() && plain::first_heard(qp, hub, &segment) {
                     continue;
@@ -357,6 +360,10 @@ fn write<P: Probe>(
 ) -> Result<(), Refusal> {
     let len = payload.len() as u32;
     let span = responder::remote(qp, hub, stag, to, len, Access::REMOTE_WRITE)?;
+    if early::is_in_place(qp) {
+        return Ok(());
+    }
+    early::note_placed(qp, span.as_raw());
     if hub.unordered.is_some() {
         let place = Place { rkey: stag, addr: to, at: span.as_raw().0 };
         unordered::write(qp, hub, place, payload, last);
@@ -433,10 +440,13 @@ fn place_receive<P: Probe>(
     if u64::from(mo) + payload.len() as u64 > qp.responder.receive.capacity() {
         return Err(Refusal::TooLong);
     }
+    let pd = qp.recv_pd_number();
+    if early::has_placed(qp) {
+        let list = qp.responder.receive.sges.to_vec();
+        early::note_list(qp, hub, (pd, &list), u64::from(mo), payload.len());
+    }
     let list = &qp.responder.receive.sges;
-    hub.regions
-        .scatter(qp.recv_pd_number(), list, u64::from(mo), payload)
-        .map_err(|_| Refusal::Local)
+    hub.regions.scatter(pd, list, u64::from(mo), payload).map_err(|_| Refusal::Local)
 }
 
 fn receive_immediate<P: Probe>(

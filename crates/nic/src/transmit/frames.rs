@@ -42,6 +42,9 @@ impl<P: Probe> Adapter<P> {
     /// call: when [`has_frames`](Self::has_frames) is true afterwards, there is more of it.
     pub fn transmit_frame(&mut self, now: Time, out: &mut [u8]) -> Option<FrameOut> {
         self.hub.now = now;
+        if !self.hub.ready.is_empty() {
+            self.fill_streams();
+        }
         let mut looped = 0;
         let frame = loop {
             let inet = self.hub.inet.as_mut()?;
@@ -99,7 +102,14 @@ impl<P: Probe> Adapter<P> {
             return hub.dispatch(&departure, out);
         }
         let payload = out.get_mut(departure.headers..departure.len());
-        let (Some(Owner::Qp(id)), Some(payload)) = (owner, payload) else { return Turn::Again };
+        let (Some(owner), Some(payload)) = (owner, payload) else { return Turn::Again };
+        let id = match (owner, departure.of) {
+            (Owner::Qp(id), _) => id,
+            (Owner::Stream, Some(connection)) if inet.copy_sent(connection, range, payload) => {
+                return hub.dispatch(&departure, out);
+            }
+            _ => return Turn::Again,
+        };
         let Some((qp, hub)) = self.qp_and_hub(id) else { return Turn::Again };
         match gather(qp, hub, range, payload) {
             Ok(()) => hub.dispatch(&departure, out),

@@ -48,12 +48,27 @@ impl<P: Probe> Adapter<P> {
     /// [`transmit`](Self::transmit) for it until that gives 0, or until its socket is full.
     #[inline]
     pub fn next_transmit(&mut self) -> Option<ConnId> {
-        let conn = self.hub.ready.pop_front()?;
+        let conn = self.next_ready()?;
         self.hub.probe.stage(Stage::Schedule, 0);
         if let Some(stream) = self.stream_of(conn) {
             stream.is_ready = false;
         }
         Some(conn)
+    }
+
+    /// The next stream of the world below; those over the adapter's own TCP take what they have meanwhile.
+    #[inline]
+    fn next_ready(&mut self) -> Option<ConnId> {
+        loop {
+            let conn = self.hub.ready.pop_front()?;
+            if self.hub.inet.is_none() {
+                return Some(conn);
+            }
+            match self.tcp_under(conn) {
+                Some(connection) => self.fill(conn, connection),
+                None => return Some(conn),
+            }
+        }
     }
 
     /// Whether some stream has something to transmit.
@@ -74,7 +89,7 @@ impl<P: Probe> Adapter<P> {
     /// As [`next_transmit`](Self::next_transmit), and whether that [is urgent](Self::is_urgent).
     #[inline]
     pub fn next_urgency(&mut self) -> Option<(ConnId, bool)> {
-        let conn = self.hub.ready.pop_front()?;
+        let conn = self.next_ready()?;
         self.hub.probe.stage(Stage::Schedule, 0);
         let Some(state) = self.hub.conns.get(conn) else { return Some((conn, false)) };
         let Some(qp) = state.qp.and_then(|qp| self.qps.get_mut(qp)) else {

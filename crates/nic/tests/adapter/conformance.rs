@@ -10,7 +10,8 @@ fn asynchronous(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
         Event::Completion { .. }
         | Event::Stream { .. }
         | Event::Tcp { .. }
-        | Event::TcpRequest { .. } => None,
+        | Event::TcpRequest { .. }
+        | Event::TcpStream { .. } => None,
     };
     pair.hosts[host].events.iter().filter_map(event).collect()
 }

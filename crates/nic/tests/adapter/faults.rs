@@ -15,7 +15,8 @@ fn events(pair: &Pair, host: usize) -> Vec<AsyncEvent> {
             Event::Completion { .. }
             | Event::Stream { .. }
             | Event::Tcp { .. }
-            | Event::TcpRequest { .. } => None,
+            | Event::TcpRequest { .. }
+            | Event::TcpStream { .. } => None,
         })
         .collect()
 }

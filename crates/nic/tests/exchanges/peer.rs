@@ -352,9 +352,10 @@ impl<'a> Player<'a> {
                     format!("event {}", text.split('(').next().unwrap_or_default())
                 }
                 Event::Stream { change, .. } => format!("stream {change:?}"),
-                Event::Completion { .. } | Event::Tcp { .. } | Event::TcpRequest { .. } => {
-                    panic!("nobody asked for it")
-                }
+                Event::Completion { .. }
+                | Event::Tcp { .. }
+                | Event::TcpRequest { .. }
+                | Event::TcpStream { .. } => panic!("nobody asked for it"),
             });
         }
         let mut completions = [Completion::default(); 64];

@@ -1,6 +1,8 @@
 //! The papers and their experiments. To add one: its data in `papers/NAME.toml`, its experiments in a module
 //! here, and a line in [`papers`].
 
+mod pool;
+mod qos;
 mod qpip;
 mod sinic;
 mod sockets;
@@ -25,11 +27,13 @@ pub struct Entry {
 ///
 /// An embedded file is wrong; a test makes sure that none is.
 pub fn papers() -> Result<Vec<Entry>> {
+    let qos = embedded("qos", include_str!("../../papers/qos.toml"))?;
     let qpip = embedded("qpip", include_str!("../../papers/qpip.toml"))?;
     let sinic = embedded("sinic", include_str!("../../papers/sinic.toml"))?;
     let sockets = embedded("sockets", include_str!("../../papers/sockets.toml"))?;
     let via = embedded("via", include_str!("../../papers/via.toml"))?;
     Ok(vec![
+        Entry { paper: qos, experiment: || Box::<qos::Qos>::default() },
         Entry { paper: qpip, experiment: || Box::<qpip::Qpip>::default() },
         Entry { paper: sinic, experiment: || Box::<sinic::Sinic>::default() },
         Entry { paper: sockets, experiment: || Box::<sockets::Sockets>::default() },

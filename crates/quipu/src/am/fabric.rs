@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use quipu_am::message::MAX_HEAD;
 use quipu_am::{ConnId, Event, Fabric, Hello, Local, Name, Refusal, Remote, Status, Welcome};
-use quipu_host::connection::{ChannelKey, Event as CmEvent, EventKind, IdKey, PortSpace};
+use quipu_host::connection::{ChannelKey, Event as CmEvent, EventKind, IdKey, PortSpace, QpParams};
 use quipu_host::nic::{Access, Completion, QpAttr, QpAttrMask, QpState, Sge, WcStatus};
 
 use crate::connection::param;
@@ -23,6 +23,8 @@ const RC: u8 = 2;
 const BACKLOG: i32 = 1024;
 /// Bytes that a send may have copied into the queue.
 const INLINE: u32 = 1024;
+/// How often a queue pair sends a request again.
+const RETRIES: u8 = 7;
 /// Receive slots that are made at once.
 const CHUNK: u32 = 64;
 /// Marks the number of a receive.
@@ -50,6 +52,8 @@ pub(super) struct Sizes {
     pub(super) receives: u32,
     pub(super) sends: u32,
     pub(super) send_buffers: u32,
+    /// The timeout of queue pairs, as IBA encodes it.
+    pub(super) timeout: u8,
 }
 
 impl Sizes {
@@ -62,8 +66,18 @@ impl Sizes {
             receives: (fixed + 2 * config.max_connections + 256).next_power_of_two(),
             sends: 2 * u32::from(config.max_window) + 64,
             send_buffers: config.send_buffers.max(4),
+            // The other half is for what TCP takes to notice.
+            timeout: timeout_within(config.give_up_ns / 2),
         }
     }
+}
+
+/// The longest timeout with which a queue pair gives a silent peer up within that time. The adapter
+/// may take four times the nominal time (IBA 9.7.6.1.3).
+fn timeout_within(ns: u64) -> u8 {
+    const NOMINAL_NS: u64 = 4096;
+    let each = ns / (4 * u64::from(RETRIES + 1)) / NOMINAL_NS;
+    (each.max(1).ilog2() as u8).clamp(1, 31)
 }
 
 #[derive(Debug)]
@@ -229,6 +243,17 @@ impl HostFabric {
         }
     }
 
+    /// Notes connections whose queue pairs have failed. One that waits for nothing but a reply has
+    /// no request that would complete with an error.
+    pub(super) fn find_failed(&mut self) {
+        for link in self.links.iter().flatten() {
+            let Some(qp) = &link.qp else { continue };
+            if matches!(qp.state(), Ok(QpState::Err | QpState::Sqe)) {
+                self.later.push_back(Event::Failed { conn: link.conn });
+            }
+        }
+    }
+
     pub(super) fn has_dying(&self) -> bool {
         !self.dying.is_empty()
     }
@@ -288,11 +313,18 @@ impl HostFabric {
         Ok(self.device.opened.engine.cm_connect(id, &param)?)
     }
 
+    /// The attributes with which a host that vanishes is given up in time. What connection management
+    /// proposes takes a minute.
+    fn bounded(&self, params: QpParams) -> QpParams {
+        QpParams { timeout: self.sizes.timeout, retry_count: RETRIES, ..params }
+    }
+
     /// The peer has accepted; whether that can be used.
     fn answered(&mut self, conn: ConnId, event: &CmEvent) -> bool {
         let Some(welcome) = Welcome::parse(&event.private_data) else { return false };
         let engine = &self.device.opened.engine;
         let Ok(params) = engine.cm_connect_params(event.id) else { return false };
+        let params = self.bounded(params);
         let Some(qp) = self.queue_pair(conn) else { return false };
         if qp.connect_as(&params).is_err() || engine.cm_accept(event.id, None).is_err() {
             return false;
@@ -317,7 +349,7 @@ impl HostFabric {
     fn bring_up(&mut self, id: IdKey, conn: ConnId, welcome: &Welcome) -> Result<(), Error> {
         let engine = &self.device.opened.engine;
         engine.cm_set_cookie(id, conn.to_u64())?;
-        let params = engine.cm_connect_params(id)?;
+        let params = self.bounded(engine.cm_connect_params(id)?);
         let qp = self.build(conn)?;
         let param = param(&qp, &welcome.to_bytes());
         let connected = qp.connect_as(&params);
@@ -472,6 +504,13 @@ impl Fabric for HostFabric {
         qp.post_sends(&requests).is_ok()
     }
 
+    fn probe(&mut self, conn: ConnId, notify: u64) -> bool {
+        let Some(qp) = self.queue_pair(conn) else { return false };
+        // A write of no bytes needs no key (IBA 9.4.4), and the peer's adapter acknowledges it.
+        let to = RemoteMemory { addr: 0, len: 0, rkey: quipu_host::nic::Key(0) };
+        qp.post_send(&Request::write(&[], to).id(notify)).is_ok()
+    }
+
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
         self.post_long(conn, into, from, Some(notify), |sges, from| Request::read(sges, from))
     }
@@ -526,5 +565,20 @@ impl Drop for HostFabric {
             let _ = engine.cm_destroy_id(id);
         }
         let _ = engine.cm_destroy_channel(self.channel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_peer_is_given_up_within_the_time() {
+        for (ns, most) in [(10_000_000_000, 16), (1_000_000_000, 12), (1, 1), (u64::MAX, 31)] {
+            let timeout = timeout_within(ns);
+            assert_eq!(timeout, most);
+            let takes = 4 * u64::from(RETRIES + 1) * (4096 << timeout);
+            assert!(takes <= ns || timeout == 1);
+        }
     }
 }

@@ -38,7 +38,7 @@ impl<'a> Message<'a> {
     #[must_use]
     #[inline]
     pub fn kind(&self) -> DeliveryKind {
-        self.delivery.kind
+        self.delivery.kind()
     }
 
     /// The arguments.
@@ -85,7 +85,7 @@ impl<'a> Message<'a> {
     /// The tag of a request.
     #[must_use]
     pub fn tag(&self) -> Option<Tag> {
-        match self.delivery.kind {
+        match self.delivery.kind() {
             DeliveryKind::Request(tag) => Some(tag),
             _ => None,
         }

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,6 +24,10 @@ use crate::device::{Device, ProtectionDomain};
 const BATCH: usize = 16;
 /// Polls between two looks at connections, where nothing is known to be going on there.
 const POLLS_PER_LOOK: u32 = 256;
+/// The same, between polls that find something.
+const BUSY_POLLS_PER_LOOK: u32 = 1024;
+/// Time between two looks at the states of all queue pairs.
+const FIND_FAILED_EVERY_NS: u64 = 200_000_000;
 /// Handlers that one call runs at most.
 const MOST_HANDLERS: usize = 64;
 /// The longest sleep while another thread sleeps, too, and takes this one's messages.
@@ -39,7 +44,11 @@ thread_local! {
 pub(super) struct State {
     pub(super) core: Core<HostFabric, Handler>,
     completions: Box<[Completion; BATCH]>,
+    /// Those of the last poll that the engine has not taken in yet.
+    left: Range<usize>,
     polls: u32,
+    /// When to look at the states of all queue pairs, in nanoseconds since the port was opened.
+    find_failed_at: u64,
 }
 
 /// A port, as its objects share it.
@@ -82,7 +91,8 @@ impl Port {
         // No secret: it tells this life of the TCP port from others.
         let incarnation = RandomState::new().hash_one(std::process::id()) | 1;
         let core = Core::new(fabric, config, address, incarnation)?;
-        let state = State { core, completions: Box::default(), polls: 0 };
+        let state =
+            State { core, completions: Box::default(), left: 0..0, polls: 0, find_failed_at: 0 };
         let has_processors = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let shared = Shared {
             state: Lock::new(state, has_processors),
@@ -157,6 +167,42 @@ impl Drop for Run<'_> {
     }
 }
 
+impl State {
+    /// Has the engine take in completions that were found, up to the first message of a bundle
+    /// whose handler may run at once: that one.
+    #[inline]
+    fn deliver_left(&mut self, bundle: BundleId) -> Option<Delivery<Handler>> {
+        for at in self.left.by_ref() {
+            let event = self.core.fabric_mut().event_of(&self.completions[at]);
+            if let Some(event) = event
+                && let Some(delivery) = self.core.deliver_event(bundle, event)
+            {
+                return Some(delivery);
+            }
+        }
+        self.take_later();
+        None
+    }
+
+    /// Has the engine take in all completions that were found.
+    #[inline]
+    fn take_left(&mut self) {
+        for at in std::mem::take(&mut self.left) {
+            if let Some(event) = self.core.fabric_mut().event_of(&self.completions[at]) {
+                self.core.handle_event(event);
+            }
+        }
+        self.take_later();
+    }
+
+    #[inline]
+    fn take_later(&mut self) {
+        while let Some(event) = self.core.fabric_mut().take_later() {
+            self.core.handle_event(event);
+        }
+    }
+}
+
 impl Shared {
     #[inline]
     pub(super) fn lock(&self) -> Guard<'_, State> {
@@ -177,35 +223,68 @@ impl Shared {
     /// Takes in what has happened; whether anything has.
     #[inline]
     pub(super) fn drain(&self, state: &mut State) -> Result<bool, Error> {
-        let State { core, completions, polls } = state;
-        let found = self.queue.poll(&mut completions[..])?;
-        for completion in &completions[..found] {
-            if let Some(event) = core.fabric_mut().event_of(completion) {
-                core.handle_event(event);
-            }
-        }
-        *polls = polls.wrapping_add(1);
-        let is_time = if found == 0 { *polls % POLLS_PER_LOOK == 0 } else { *polls % 1024 == 0 };
-        if is_time {
-            self.look(core, found == 0);
-        }
-        while let Some(event) = core.fabric_mut().take_later() {
-            core.handle_event(event);
+        let had_left = !state.left.is_empty();
+        state.take_left();
+        let found = self.find(state)?;
+        state.take_left();
+        Ok(found || had_left)
+    }
+
+    /// Polls the completion queue, when all that was found before is taken in; whether it finds
+    /// anything now.
+    #[inline]
+    fn find(&self, state: &mut State) -> Result<bool, Error> {
+        let found = self.queue.poll(&mut state.completions[..])?;
+        state.left = 0..found;
+        state.polls = state.polls.wrapping_add(1);
+        let every = if found == 0 { POLLS_PER_LOOK } else { BUSY_POLLS_PER_LOOK };
+        if state.polls.is_multiple_of(every) {
+            self.look(state, found == 0);
         }
         Ok(found > 0)
     }
 
-    /// Looks at connections and at the time.
-    #[cold]
-    fn look(&self, core: &mut Core<HostFabric, Handler>, is_empty: bool) {
-        core.handle_timeout(self.now());
-        while core.fabric_mut().pump() {
-            while let Some(event) = core.fabric_mut().take_later() {
-                core.handle_event(event);
-            }
+    /// The next message of a bundle whose handler may run, after a poll unless one has been made.
+    #[inline]
+    fn next(
+        &self,
+        state: &mut State,
+        bundle: BundleId,
+        has_polled: &mut bool,
+    ) -> Result<Option<Delivery<Handler>>, Error> {
+        // What waits has come before what is found now.
+        if let Some(delivery) = state.core.next_delivery(bundle) {
+            return Ok(Some(delivery));
         }
-        if is_empty && core.fabric().has_dying() {
-            core.fabric_mut().reap();
+        loop {
+            if let Some(delivery) = state.deliver_left(bundle) {
+                return Ok(Some(delivery));
+            }
+            if *has_polled {
+                return Ok(state.core.next_delivery(bundle));
+            }
+            *has_polled = true;
+            self.find(state)?;
+        }
+    }
+
+    /// Looks at connections and at the time. Messages that were found come first: what their
+    /// connection ends with does not undo them.
+    #[cold]
+    fn look(&self, state: &mut State, is_empty: bool) {
+        state.take_left();
+        let now = self.now();
+        state.core.handle_timeout(now);
+        if now >= state.find_failed_at {
+            state.find_failed_at = now + FIND_FAILED_EVERY_NS;
+            state.core.fabric_mut().find_failed();
+            state.take_later();
+        }
+        while state.core.fabric_mut().pump() {
+            state.take_later();
+        }
+        if is_empty && state.core.fabric().has_dying() {
+            state.core.fabric_mut().reap();
         }
     }
 
@@ -213,10 +292,9 @@ impl Shared {
     #[inline]
     pub(super) fn poll(&self, bundle: BundleId) -> Result<usize, Error> {
         let mut state = self.lock();
-        self.drain(&mut state)?;
-        let mut ran = 0;
+        let (mut ran, mut has_polled) = (0, false);
         while ran < MOST_HANDLERS {
-            let Some(delivery) = state.core.next_delivery(bundle) else { break };
+            let Some(delivery) = self.next(&mut state, bundle, &mut has_polled)? else { break };
             drop(state);
             let mut run = Run::new(self, delivery);
             run.call();
@@ -245,7 +323,7 @@ impl Shared {
         let mut state = self.lock();
         self.queue.request_event(false)?;
         let now = self.now();
-        self.look(&mut state.core, false);
+        self.look(&mut state, false);
         let happened = self.drain(&mut state)?;
         if happened || state.core.has_messages(bundle)? {
             return Ok(());

@@ -119,6 +119,11 @@ impl Fabric for Posts {
         self.memory.write((MOST_SLOTS + buffer) as usize * SLOT + at, bytes);
     }
 
+    fn probe(&mut self, conn: ConnId, notify: u64) -> bool {
+        let from = Local { addr: self.memory.addr, len: 0, key: 0 };
+        self.write(conn, from, Remote { addr: 0, len: 0, key: 0 }, Some(notify))
+    }
+
     fn load(&self, slot: u32, at: usize, out: &mut [u8]) {
         let _ = self.memory.segment.read(slot as usize * SLOT + at, out);
     }

@@ -51,6 +51,8 @@ struct Node {
     /// Requests that are still to be sent, and the number of the next.
     left: u32,
     next: i32,
+    /// Handlers that the engine has given out with an event, and that have not begun.
+    given: VecDeque<Delivery<u16>>,
     /// Handlers that run, and until when.
     running: Vec<(u64, Delivery<u16>)>,
     /// The program computes, and does not poll, until then.
@@ -75,6 +77,8 @@ pub struct Programs {
     plan: Plan,
     rng: Rng,
     mode: Mode,
+    /// The engines give a message that may run out with its event.
+    at_once: bool,
     nodes: Vec<Node>,
     letters: Vec<Letter>,
     asked: Vec<Asked>,
@@ -120,9 +124,22 @@ impl Programs {
         let faults = profile.loss_ppm + profile.duplicate_ppm + profile.corrupt_ppm;
         let disturbed = plan.mishaps > 0 || plan.partition_percent > 0 || faults > 0;
         let mode = rng.pick(&[Mode::Sequential, Mode::Parallel]);
+        let at_once = rng.percent(50);
         let (nodes, letters, asked) = (Vec::new(), Vec::new(), Vec::new());
         let (requests, mishaps, tally) = (BTreeMap::new(), Vec::new(), Tally::default());
-        Self { plan, rng, mode, nodes, letters, asked, requests, mishaps, disturbed, tally }
+        Self {
+            plan,
+            rng,
+            mode,
+            at_once,
+            nodes,
+            letters,
+            asked,
+            requests,
+            mishaps,
+            disturbed,
+            tally,
+        }
     }
 
     /// Whether something happens in this run that breaks connections.
@@ -205,7 +222,7 @@ impl Programs {
         for handler in [0, oracle::REQUEST, oracle::REPLY, oracle::GOT] {
             core.set_handler(endpoint, handler.into(), Some(handler)).map_err(call)?;
         }
-        let (links, running) = (Vec::new(), Vec::new());
+        let (links, given, running) = (Vec::new(), VecDeque::new(), Vec::new());
         let left = self.plan.ops / 2 + self.rng.below(u64::from(self.plan.ops)) as u32;
         let (next, busy_until, idle) = (0, 0, 0);
         Ok(Node {
@@ -219,6 +236,7 @@ impl Programs {
             links,
             left,
             next,
+            given,
             running,
             busy_until,
             idle,
@@ -391,7 +409,8 @@ impl Programs {
         self.nodes.iter().all(|node| {
             let outstanding = node.core.outstanding(node.endpoint).unwrap_or(0);
             let waits = node.core.has_messages(node.bundle).unwrap_or(false);
-            let idle = node.left == 0 && outstanding == 0 && node.running.is_empty() && !waits;
+            let runs = !node.running.is_empty() || !node.given.is_empty();
+            let idle = node.left == 0 && outstanding == 0 && !runs && !waits;
             idle || !world.hosts[node.host].alive
         })
     }

@@ -295,7 +295,13 @@ impl Programs {
     /// An engine takes in what has happened.
     fn event(&mut self, world: &mut World, n: usize, event: Event) {
         if world.hosts[self.nodes[n].host].alive {
-            self.nodes[n].core.handle_event(event);
+            let node = &mut self.nodes[n];
+            if self.at_once {
+                let delivery = node.core.deliver_event(node.bundle, event);
+                node.given.extend(delivery);
+            } else {
+                node.core.handle_event(event);
+            }
             self.carry_out(world, n);
         }
     }

@@ -160,7 +160,9 @@ impl Programs {
     pub(super) fn run_handlers(&mut self, world: &mut World, n: usize) {
         loop {
             let node = &mut self.nodes[n];
-            let Some(mut delivery) = node.core.next_delivery(node.bundle) else { return };
+            let given = node.given.pop_front();
+            let next = given.or_else(|| node.core.next_delivery(node.bundle));
+            let Some(mut delivery) = next else { return };
             node.idle = 0;
             // There is one endpoint.
             if !node.running.is_empty() {
@@ -202,7 +204,7 @@ impl Programs {
         n: usize,
         delivery: &mut Delivery<u16>,
     ) -> Option<Box<Delivery<u16>>> {
-        let DeliveryKind::Request(_) = delivery.kind else { return None };
+        let DeliveryKind::Request(_) = delivery.kind() else { return None };
         let args = delivery.args().to_vec();
         let own = args[0] == n as Arg;
         let payload = match args[2] {
@@ -236,13 +238,13 @@ impl Programs {
         delivery: &Delivery<u16>,
     ) -> Result<(), String> {
         world.trace.line(world.kernel.now(), || {
-            format!("process {n} runs {:?} {:?}", delivery.kind, delivery.args())
+            format!("process {n} runs {:?} {:?}", delivery.kind(), delivery.args())
         });
         let disturbed = self.is_disturbed(world);
         let args = delivery.args();
         let (from, number) = (args[0], args[1]);
         let request = self.requests.get_mut(&(from, number)).ok_or("nobody has sent that")?;
-        match delivery.kind {
+        match delivery.kind() {
             DeliveryKind::Request(_) => request.executed += 1,
             DeliveryKind::Reply => request.replied += 1,
             DeliveryKind::Got => (request.executed, request.replied) = (1, request.replied + 1),
@@ -268,7 +270,7 @@ impl Programs {
                 "executed {executed} times, {replied} replies, {returned} returned"
             ));
         }
-        if matches!(delivery.kind, DeliveryKind::Request(_)) && to != n {
+        if matches!(delivery.kind(), DeliveryKind::Request(_)) && to != n {
             return Err(format!("it was sent to process {to}"));
         }
         if silent && replied > 0 {
@@ -280,7 +282,7 @@ impl Programs {
     fn check_payload(&self, n: usize, delivery: &Delivery<u16>) -> Result<(), String> {
         let memory = &self.nodes[n].core.fabric().memory;
         let args = delivery.args();
-        let (bytes, expected) = match (&delivery.payload, delivery.kind) {
+        let (bytes, expected) = match (&delivery.payload, delivery.kind()) {
             (_, DeliveryKind::Returned { .. }) | (Payload::None, _) => return Ok(()),
             (Payload::Slot { slot, at, len }, _) => {
                 let at = *slot as usize * super::fabric::SLOT + *at as usize;

@@ -52,7 +52,10 @@ impl Programs {
             Event::Async(AsyncEvent::CqErr(_)) => {
                 world.violate(|| format!("host {host}: a completion queue overran"));
             }
-            Event::Async(_) | Event::Completion { .. } | Event::Stream { .. } => {}
+            Event::Async(_)
+            | Event::Completion { .. }
+            | Event::Stream { .. }
+            | Event::TcpStream { .. } => {}
         }
     }
 

@@ -364,7 +364,7 @@ impl Services {
                         world.violate(|| format!("host {host}: {event:?}"));
                     }
                     Event::Async(_) => {}
-                    Event::Tcp { .. } | Event::TcpRequest { .. } => {
+                    Event::Tcp { .. } | Event::TcpRequest { .. } | Event::TcpStream { .. } => {
                         world.violate(|| "a connection of nobody".into())
                     }
                     Event::Stream { qp, change, .. } => {

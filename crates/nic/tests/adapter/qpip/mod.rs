@@ -5,6 +5,8 @@ mod deferred;
 mod early;
 mod ends;
 mod hostile;
+mod iwarp;
+mod iwarp_early;
 mod kept;
 mod lanes;
 mod lifecycle;

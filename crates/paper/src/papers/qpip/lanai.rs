@@ -28,6 +28,7 @@ fn stream(mtu: u32, firmware_checksum: bool) -> LanaiPlan {
         firmware_checksum,
         messages: 2000,
         max_events: 10_000_000,
+        faults: Vec::new(),
     }
 }
 

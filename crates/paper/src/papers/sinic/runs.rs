@@ -1,13 +1,10 @@
 //! Runs of simulated hosts, on all cores.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
-
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use quipu_machine::{Plan, Report, Setting, Span, example, run};
 
 use crate::experiment::Environment;
+use crate::papers::pool::map_all;
 
 /// A run that is to be made.
 pub(super) struct Job {
@@ -46,26 +43,9 @@ pub(super) fn run_all(
         return Ok(Vec::new());
     }
     (environment.progress)(&format!("{} runs of simulated hosts", jobs.len()));
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::with_capacity(jobs.len()));
-    let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    thread::scope(|scope| {
-        for _ in 0..threads.min(jobs.len()) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(job) = jobs.get(index) else { return };
-                    let result = job.plan(name).and_then(|plan| {
-                        run(&plan).with_context(|| format!("the run of {:?}", job.settings))
-                    });
-                    if let Ok(mut done) = done.lock() {
-                        done.push((index, result));
-                    }
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().map_err(|_| anyhow!("a run of a simulated host panicked"))?;
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(index, report)| Ok((jobs[index].settings.clone(), report?))).collect()
+    let reports = map_all(jobs, |job| {
+        let plan = job.plan(name)?;
+        run(&plan).with_context(|| format!("the run of {:?}", job.settings))
+    })?;
+    Ok(jobs.iter().map(|job| job.settings.clone()).zip(reports).collect())
 }

@@ -5,15 +5,12 @@
 //! may be compared with the whole.
 
 use std::hint::black_box;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use quipu_am::message::{Kind, MAX_HEAD, Message};
-use quipu_am::{
-    Arg, Body, BundleId, Category, Config, ConnId, Core, EndpointId, Event, Fabric, Hello, Local,
-    Mode, Name, Outgoing, Remote, Status, Tag, Welcome,
-};
+use quipu_am::pair::Pair;
+use quipu_am::{Category, MAX_ARGS};
 
 use super::bench::{OneThread, Outcome, quartile};
 
@@ -53,151 +50,11 @@ pub struct Part {
     pub ns: f64,
 }
 
-const TAG: Tag = Tag(7);
-const SLOT: usize = 256;
 /// Locks that the request and its reply take: to request, to poll, after the handler, at both ends, and to
 /// reply.
 const LOCKS: f64 = 6.0;
 const ROUNDS: usize = 200;
 const BURST: usize = 16;
-
-/// Queue pairs that are memory: one message is under way at a time.
-#[derive(Debug)]
-struct Wire {
-    conn: Option<ConnId>,
-    hello: Option<Hello>,
-    welcome: Option<Welcome>,
-    sent: Vec<u8>,
-    slots: Vec<[u8; SLOT]>,
-    free: Vec<u32>,
-}
-
-impl Fabric for Wire {
-    fn connect(&mut self, conn: ConnId, _: &Name, hello: &Hello) {
-        (self.conn, self.hello) = (Some(conn), Some(*hello));
-    }
-
-    fn accept(&mut self, _: u64, conn: ConnId, welcome: &Welcome) -> bool {
-        (self.conn, self.welcome) = (Some(conn), Some(*welcome));
-        true
-    }
-
-    fn reject(&mut self, _: u64, _: Status) {}
-
-    fn close(&mut self, _: ConnId) {}
-
-    fn send(&mut self, _: ConnId, bytes: &[u8], _: Option<u64>) -> bool {
-        self.sent.clear();
-        self.sent.extend_from_slice(bytes);
-        true
-    }
-
-    fn send_buffer(&mut self, _: ConnId, _: u32, _: usize, _: u64) -> bool {
-        false
-    }
-
-    fn write(&mut self, _: ConnId, _: Local, _: Remote, _: Option<u64>) -> bool {
-        false
-    }
-
-    fn read(&mut self, _: ConnId, _: Local, _: Remote, _: u64) -> bool {
-        false
-    }
-
-    fn inline_limit(&self) -> usize {
-        SLOT
-    }
-
-    fn store(&mut self, _: u32, _: usize, _: &[u8]) {}
-
-    fn load(&self, slot: u32, at: usize, out: &mut [u8]) {
-        out.copy_from_slice(&self.slots[slot as usize][at..at + out.len()]);
-    }
-
-    fn repost(&mut self, slots: &[u32]) {
-        self.free.extend_from_slice(slots);
-    }
-
-    fn provide(&mut self, slots: u32) -> bool {
-        while (self.slots.len() as u32) < slots {
-            self.free.push(self.slots.len() as u32);
-            self.slots.push([0; SLOT]);
-        }
-        true
-    }
-}
-
-/// An engine with one endpoint.
-struct End {
-    core: Core<Wire, ()>,
-    bundle: BundleId,
-    endpoint: EndpointId,
-}
-
-impl End {
-    fn new(port: u16) -> Outcome<Self> {
-        let config = Config { shared_credits: 64, max_outstanding: 64, ..Config::default() };
-        let (slots, free, sent) = (Vec::new(), Vec::new(), Vec::new());
-        let wire = Wire { conn: None, hello: None, welcome: None, sent, slots, free };
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        let mut core = Core::new(wire, config, address, 1)?;
-        let bundle = core.create_bundle(Mode::Sequential);
-        let endpoint = core.create_endpoint(bundle)?;
-        core.set_tag(endpoint, TAG)?;
-        core.set_handler(endpoint, 1, Some(()))?;
-        Ok(Self { core, bundle, endpoint })
-    }
-
-    /// Takes in the message that another end has sent.
-    fn take(&mut self, from: &mut Self) {
-        let wire = self.core.fabric_mut();
-        let Some(conn) = wire.conn else { return };
-        let Some(slot) = wire.free.pop() else { return };
-        let bytes = &from.core.fabric().sent;
-        wire.slots[slot as usize][..bytes.len()].copy_from_slice(bytes);
-        let event = Event::Received { conn: Some(conn), slot, len: bytes.len() };
-        self.core.handle_event(event);
-    }
-}
-
-fn request<'a>(args: &'a [Arg]) -> Outgoing<'a> {
-    Outgoing { handler: 1, args, body: Body::Short }
-}
-
-/// Two engines that are connected.
-fn engines() -> Outcome<[End; 2]> {
-    let mut ends = [End::new(1)?, End::new(2)?];
-    let [here, there] = &mut ends;
-    here.core.map(here.endpoint, 0, there.core.name(there.endpoint)?, TAG)?;
-    if here.core.request(here.endpoint, 0, &request(&[1, 2])).is_ok() {
-        return Err("a request went out without a connection".into());
-    }
-    let hello = here.core.fabric_mut().hello.ok_or("the engine does not connect")?;
-    there.core.handle_event(Event::Incoming { incoming: 0, hello });
-    let welcome = there.core.fabric_mut().welcome.ok_or("the engine does not accept")?;
-    let conn = here.core.fabric().conn.ok_or("no connection")?;
-    here.core.handle_event(Event::Connected { conn, welcome });
-    // The first message is about segments.
-    while here.core.request(here.endpoint, 0, &request(&[1, 2])).is_err() {
-        there.take(here);
-        here.take(there);
-    }
-    answer(&mut ends, &[])?;
-    Ok(ends)
-}
-
-/// The reply to the request that is under way, with a payload or without, and its handler.
-fn answer([here, there]: &mut [End; 2], payload: &[u8]) -> Outcome {
-    there.take(here);
-    let mut delivery = there.core.next_delivery(there.bundle).ok_or("no request has come")?;
-    let body = if payload.is_empty() { Body::Short } else { Body::Medium(payload) };
-    there.core.reply(&mut delivery, &Outgoing { handler: 1, args: &[1, 2], body })?;
-    there.core.finish(&mut delivery);
-    here.take(there);
-    let mut delivery = here.core.next_delivery(here.bundle).ok_or("no reply has come")?;
-    here.core.finish(&mut delivery);
-    Ok(())
-}
 
 /// The median time of `count` calls at once, for one.
 fn median(count: usize, mut call: impl FnMut() -> Outcome) -> Outcome<f64> {
@@ -214,12 +71,8 @@ fn median(count: usize, mut call: impl FnMut() -> Outcome) -> Outcome<f64> {
 
 /// A request and its reply through both engines.
 fn engine(payload: &[u8]) -> Outcome<f64> {
-    let mut ends = engines()?;
-    median(64, || {
-        let [here, _] = &mut ends;
-        here.core.request(here.endpoint, 0, &request(&[1, 2]))?;
-        answer(&mut ends, payload)
-    })
+    let mut pair = Pair::new()?;
+    median(64, || Ok(pair.round(payload)?))
 }
 
 /// Writing and reading the bytes of both messages.
@@ -233,9 +86,11 @@ fn coding(payload: usize) -> Outcome<f64> {
     median(64, || {
         for message in [&sent, &replied] {
             let mut bytes = [0; MAX_HEAD];
-            let at = black_box(message).encode(&mut bytes);
+            let at = black_box(message).encode(black_box(&[1, 2]), &mut bytes);
             let len = if message.category == Category::Medium { at + payload } else { at };
-            black_box(Message::parse(black_box(&bytes[..at]), len)).ok_or("not a message")?;
+            let mut args = [0; MAX_ARGS];
+            let parsed = Message::parse(black_box(&bytes), len, &mut args);
+            black_box((parsed, args)).0.ok_or("not a message")?;
         }
         Ok(())
     })
@@ -303,18 +158,6 @@ pub fn parts(payload: usize) -> Outcome<Vec<Part>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_request_and_its_reply_go_through_both_engines() {
-        let mut ends = engines().unwrap();
-        for payload in [&[][..], &[1, 2, 3]] {
-            let [here, _] = &mut ends;
-            here.core.request(here.endpoint, 0, &request(&[1, 2])).unwrap();
-            answer(&mut ends, payload).unwrap();
-        }
-        let counters = ends[1].core.counters(ends[1].endpoint).unwrap();
-        assert_eq!((counters.requests_received, counters.replies_sent), (3, 3));
-    }
 
     #[test]
     fn the_engine_costs_more_than_its_messages() {

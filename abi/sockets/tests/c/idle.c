@@ -1,0 +1,125 @@
+/* Many connections between two processes, each of which carries some messages and is then idle.
+ *
+ * idle CONNECTIONS MESSAGES LENGTH: each message of LENGTH octets is sent back. Prints "raised COUNT" of the
+ * server, and "memory OCTETS" that both processes use after a second of idleness, with their page tables.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void must(int holds, const char *what)
+{
+    if (!holds) {
+        perror(what);
+        exit(1);
+    }
+}
+
+static void receive(int fd, char *buffer, size_t len)
+{
+    for (size_t at = 0; at < len;) {
+        ssize_t got = recv(fd, buffer + at, len - at, 0);
+        must(got > 0, "recv");
+        at += got;
+    }
+}
+
+static void send_all(int fd, const char *buffer, size_t len)
+{
+    must(send(fd, buffer, len, 0) == (ssize_t)len, "send");
+}
+
+/* The value of a line in a file of /proc, in KB. */
+static long value(pid_t process, const char *file, const char *name)
+{
+    char path[60], line[200];
+    long sum = 0, number;
+    snprintf(path, sizeof path, "/proc/%d/%s", process, file);
+    FILE *data = fopen(path, "r");
+    must(data != NULL, path);
+    while (fgets(line, sizeof line, data) != NULL)
+        if (strncmp(line, name, strlen(name)) == 0 && sscanf(line + strlen(name), "%ld", &number) == 1)
+            sum += number;
+    fclose(data);
+    return sum;
+}
+
+static int raised(void)
+{
+    char path[100], line[400];
+    int sum = 0, reason;
+    snprintf(path, sizeof path, "/dev/shm/quipu-sockets-%d/%d", (int)geteuid(), (int)getpid());
+    FILE *report = fopen(path, "r");
+    while (report != NULL && fgets(line, sizeof line, report) != NULL)
+        if (sscanf(line, "totals %*d %d", &reason) == 1)
+            sum = reason;
+    return sum;
+}
+
+int main(int argc, char **argv)
+{
+    must(argc == 4, "CONNECTIONS MESSAGES LENGTH");
+    int count = atoi(argv[1]), messages = atoi(argv[2]);
+    size_t len = strtoul(argv[3], NULL, 10);
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    must(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    must(limit.rlim_cur > (rlim_t)count + 20, "too few descriptors");
+    char *buffer = malloc(len);
+    memset(buffer, 1, len);
+    int *fds = calloc(count, sizeof *fds), channel[2];
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    socklen_t size = sizeof address;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    must(bind(listener, (struct sockaddr *)&address, size) == 0, "bind");
+    must(listen(listener, 100) == 0, "listen");
+    getsockname(listener, (struct sockaddr *)&address, &size);
+    must(pipe(channel) == 0, "pipe");
+    pid_t child = fork();
+    for (int i = 0; i < count; i++) {
+        if (child == 0) {
+            fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+            must(connect(fds[i], (struct sockaddr *)&address, size) == 0, "connect");
+        } else {
+            fds[i] = accept(listener, NULL, NULL);
+            must(fds[i] >= 0, "accept");
+        }
+    }
+    /* In the middle there is time to raise them. */
+    for (int turn = 0; turn < messages; turn++) {
+        if (turn == messages / 2)
+            usleep(count < 2000 ? 1500000 : 4000000);
+        for (int i = 0; i < count; i++) {
+            if (child == 0)
+                send_all(fds[i], buffer, len);
+            receive(fds[i], buffer, len);
+            if (child != 0)
+                send_all(fds[i], buffer, len);
+        }
+    }
+    if (child == 0) {
+        close(channel[1]);
+        must(read(channel[0], buffer, 1) == 0, "the other process");
+        return 0;
+    }
+    usleep(1000000);
+    long sum = 0;
+    pid_t both[2] = { getpid(), child };
+    for (int i = 0; i < 2; i++)
+        sum += value(both[i], "smaps_rollup", "Pss:") + value(both[i], "status", "VmPTE:");
+    printf("raised %d\nmemory %ld\n", raised(), sum * 1024);
+    close(channel[0]);
+    close(channel[1]);
+    int status;
+    must(waitpid(child, &status, 0) == child && status == 0, "the client");
+    return 0;
+}

@@ -1,0 +1,93 @@
+/* A stream in one direction, by messages of one length: the receiver sends nothing before the end.
+ *
+ * stream LENGTH MESSAGES: prints "by memory OCTETS" of the sender, then "done SECONDS".
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static void must(int holds, const char *what)
+{
+    if (!holds) {
+        perror(what);
+        exit(1);
+    }
+}
+
+static unsigned char octet(unsigned long at)
+{
+    return (at * 0x9e3779b97f4a7c15ul) >> 56;
+}
+
+static void receive(int fd, unsigned char *buffer, size_t len, unsigned long total)
+{
+    for (unsigned long at = 0; at < total;) {
+        ssize_t got = recv(fd, buffer, len, 0);
+        must(got > 0, "recv");
+        for (ssize_t i = 0; i < got; i++)
+            must(buffer[i] == octet(at + i), "another octet");
+        at += got;
+    }
+    must(send(fd, "e", 1, 0) == 1, "send");
+    must(recv(fd, buffer, 1, 0) == 0, "the end");
+}
+
+static void print_octets(void)
+{
+    char path[100], line[400];
+    long sum = 0;
+    snprintf(path, sizeof path, "/dev/shm/quipu-sockets-%d/%d", (int)geteuid(), (int)getpid());
+    usleep(400000);
+    FILE *report = fopen(path, "r");
+    while (report != NULL && fgets(line, sizeof line, report) != NULL) {
+        long octets = 0;
+        if (sscanf(line, "%*d %*s %*s %*d %ld", &octets) == 1)
+            sum += octets;
+    }
+    printf("by memory %ld\n", sum);
+}
+
+int main(int argc, char **argv)
+{
+    must(argc == 3, "LENGTH MESSAGES");
+    size_t len = strtoul(argv[1], NULL, 10);
+    unsigned long total = len * strtoul(argv[2], NULL, 10);
+    unsigned char *buffer = malloc(len);
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    socklen_t size = sizeof address;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    must(bind(listener, (struct sockaddr *)&address, size) == 0, "bind");
+    must(listen(listener, 1) == 0, "listen");
+    getsockname(listener, (struct sockaddr *)&address, &size);
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        must(connect(fd, (struct sockaddr *)&address, size) == 0, "connect");
+        receive(fd, buffer, len, total);
+        return 0;
+    }
+    int fd = accept(listener, NULL, NULL);
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (unsigned long at = 0; at < total; at += len) {
+        for (size_t i = 0; i < len; i++)
+            buffer[i] = octet(at + i);
+        must(send(fd, buffer, len, 0) == (ssize_t)len, "send");
+    }
+    must(recv(fd, buffer, 1, 0) == 1, "recv");
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    print_octets();
+    close(fd);
+    int status;
+    must(waitpid(child, &status, 0) == child && status == 0, "the receiver");
+    printf("done %f\n", end.tv_sec - begin.tv_sec + (end.tv_nsec - begin.tv_nsec) / 1e9);
+    return 0;
+}
