@@ -303,7 +303,8 @@ fn a_disk_of_another_host_goes_on_after_the_network_was_cut() {
             (folder.file("source"), folder.file("target"), folder.file("mount"));
         fs::write(&source, content(12 << 20)).unwrap();
         fs::create_dir_all(&at).unwrap();
-        // The server at one end of a veth pair, the client at the other, whose end goes down for five seconds.
+        // The server at one end of a veth pair, the client at the other, whose end goes down for five
+        // seconds.
         let script = format!(
             "set -e; ip link set lo up; unshare -n sleep 100 & far=$!; \
              trap 'kill $far $server $client 2>/dev/null || true' EXIT; \
@@ -319,7 +320,8 @@ fn a_disk_of_another_host_goes_on_after_the_network_was_cut() {
              {quipu} nbd attach --reconnect 60 --timeout 2 {scheme}://10.9.0.2 {at} & client=$!; \
              for i in $(seq 100); do [ -e {at}/nbd ] && break; sleep 0.1; done; \
              (for i in $(seq 0 11); do \
-                 dd if={source} of={at}/nbd bs=1M count=1 skip=$i seek=$i conv=notrunc,fsync 2>/dev/null; \
+                 dd if={source} of={at}/nbd bs=1M count=1 skip=$i seek=$i conv=notrunc,fsync \
+                     status=none; \
                  sleep 0.1; done) & writer=$!; \
              sleep 0.5; ip link set here down; sleep 5; ip link set here up; \
              wait $writer; umount {at}; wait $client; \

@@ -175,8 +175,8 @@ impl Door {
     }
 }
 
-/// Has the kernel end a connection whose client does not answer for a minute and a half: its network is cut, or
-/// its machine is off.
+/// Has the kernel end a connection whose client does not answer for a minute and a half: its network is
+/// cut, or its machine is off.
 fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
