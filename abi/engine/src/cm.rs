@@ -195,7 +195,7 @@ fn ah_attr(instance: &Instance, path: Option<Path>) -> ibv_ah_attr {
             traffic_class: path.traffic_class,
         },
         dlid: instance.engine.config().link_layer.lid(Gid(path.dgid)),
-        sl: path.traffic_class >> 5,
+        sl: path.service_level,
         src_path_bits: 0,
         static_rate: 0,
         is_global: known.into(),

@@ -8,7 +8,7 @@ use quipu_cabi::{Errno, IntMinusOne, entry};
 use quipu_iwsock::{Access, Completion, Config, Operation, Role, Span, Status};
 
 use crate::socket::{Gather, Socket};
-use crate::{sys, table, thread};
+use crate::{counters, sys, table, thread};
 
 /// For start-up, if the program does not say.
 const START_MS: u64 = 10_000;
@@ -85,7 +85,9 @@ pub(crate) fn set_mode(fd: c_int, value: *const c_void, len: socklen_t) -> Resul
         1 => by_thread(fd, config, gather, timeout)?,
         _ => return Err(Errno::EINVAL),
     };
-    table::put(fd, socket);
+    if table::put(fd, socket) {
+        counters::note_switched();
+    }
     Ok(0)
 }
 

@@ -11,7 +11,7 @@ use quipu_iwsock::{
 };
 
 use crate::sys::{self, Moved, Process};
-use crate::thread;
+use crate::{counters, thread};
 
 /// How the parts of a message get to TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,7 +277,8 @@ impl Socket {
         let deadline = sys::deadline(timeout_ms);
         let taken = self.wait_until(deadline, |inner| {
             let taken: Vec<Completion> = if receives {
-                std::iter::from_fn(|| inner.endpoint.poll_receive()).take(room).collect()
+                let next = || inner.endpoint.poll_receive().inspect(counters::note_complete);
+                std::iter::from_fn(next).take(room).collect()
             } else {
                 let count = room.min(inner.done.len());
                 inner.done.drain(..count).collect()
@@ -361,6 +362,7 @@ impl Inner {
     /// Keeps completions of the program's works, and drops the copies of write(2) that are sent.
     fn sort(&mut self) {
         while let Some(completion) = self.endpoint.poll_send() {
+            counters::note_complete(&completion);
             if completion.id & OWN == 0 {
                 self.done.push_back(completion);
                 continue;

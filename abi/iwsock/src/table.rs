@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::c_int;
 
+use crate::counters;
 use crate::socket::Socket;
 
 /// Descriptors from this number on cannot be in the mode.
@@ -58,7 +59,11 @@ pub(crate) fn take(fd: c_int) -> Option<Arc<Socket>> {
     if flags.load(Ordering::Acquire) == 0 || flags.swap(0, Ordering::AcqRel) & MODE == 0 {
         return None;
     }
-    sockets().as_mut()?.remove(&fd)
+    let socket = sockets().as_mut()?.remove(&fd);
+    if socket.is_some() {
+        counters::note_closed();
+    }
+    socket
 }
 
 /// A socket calls connect(2).

@@ -243,7 +243,7 @@ impl Socket {
             return Err(Errno(libc::EPROTO));
         };
         let params = adapter.engine.cm_connect_params(id).map_err(|error| errno_of(&error))?;
-        queue.connect(&params)?;
+        queue.connect(&params, state.options.level())?;
         adapter.engine.cm_accept(id, None).map_err(|error| errno_of(&error))?;
         let mut link = Link::new(queue, connection);
         if let (Some(own), Some(peer)) = (state.local, state.peer) {
@@ -347,7 +347,8 @@ fn accept(
     let (engine, id) = (&adapter.engine, event.id);
     let queue = Queue::new(adapter)?;
     let params = engine.cm_connect_params(id).map_err(|error| errno_of(&error))?;
-    queue.connect(&params)?;
+    let options = listener.lock().options.clone();
+    queue.connect(&params, options.level())?;
     let (socket, fd) = Socket::new(libc::SOCK_CLOEXEC)?;
     // accept(2) gives it to the program.
     let parked = crate::sys::own_descriptor(fd)?;
@@ -356,7 +357,7 @@ fn accept(
     let param = queue.param(&Connection::hello_ack(&CONFIG));
     {
         let mut state = socket.lock();
-        state.options = listener.lock().options.clone();
+        state.options = options;
         (state.local, state.peer) = (route.src, route.dst);
         (state.id, state.listener) = (Some(id), Some(Arc::clone(listener)));
         let mut link = Link::new(queue, connection);

@@ -28,6 +28,24 @@ pub(crate) struct Options {
     pub(crate) urgent_inline: bool,
 }
 
+impl Options {
+    /// The service level and the traffic class that the program has asked for: SO_PRIORITY, or else the upper
+    /// three bits of IP_TOS or IPV6_TCLASS.
+    pub(crate) fn level(&self) -> (u8, u8) {
+        let given = |level, name| {
+            let value = self.given.get(&(level, name))?;
+            // Linux takes one byte, too.
+            let number = read::<c_int>(value).or_else(|_| read::<u8>(value).map(c_int::from));
+            number.ok().filter(|&number| number >= 0)
+        };
+        let class = given(libc::IPPROTO_IP, libc::IP_TOS)
+            .or_else(|| given(libc::IPPROTO_IPV6, libc::IPV6_TCLASS));
+        let class = class.unwrap_or(0) as u8;
+        let priority = given(libc::SOL_SOCKET, libc::SO_PRIORITY);
+        (priority.map_or(class >> 5, |priority| priority.min(15) as u8), class)
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         let threshold = std::env::var("QUIPU_SDP_ZCOPY").ok().and_then(|text| text.parse().ok());
@@ -85,7 +103,18 @@ impl Socket {
             }
             _ => {}
         }
+        let marks = [
+            (libc::SOL_SOCKET, libc::SO_PRIORITY),
+            (libc::IPPROTO_IP, libc::IP_TOS),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        ];
         state.options.given.insert((level, name), value[..value.len().min(256)].to_vec());
+        if marks.contains(&(level, name)) {
+            let level = state.options.level();
+            if let Some(link) = &state.link {
+                link.queue.set_level(level)?;
+            }
+        }
         Ok(())
     }
 
@@ -116,5 +145,24 @@ impl Socket {
             }
             _ => state.options.given.get(&(level, name)).cloned().unwrap_or_default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_level_is_the_priority_or_the_upper_bits_of_the_traffic_class() {
+        let mut options = Options::default();
+        assert_eq!(options.level(), (0, 0));
+        options.given.insert((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), number(0x28));
+        assert_eq!(options.level(), (1, 0x28));
+        options.given.insert((libc::IPPROTO_IP, libc::IP_TOS), vec![0xb8]);
+        assert_eq!(options.level(), (5, 0xb8));
+        options.given.insert((libc::SOL_SOCKET, libc::SO_PRIORITY), number(3));
+        assert_eq!(options.level(), (3, 0xb8));
+        options.given.insert((libc::SOL_SOCKET, libc::SO_PRIORITY), number(-1));
+        assert_eq!(options.level(), (5, 0xb8));
     }
 }

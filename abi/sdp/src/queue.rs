@@ -1,5 +1,6 @@
 //! A queue pair with its registered buffers, and how it is connected.
 
+use std::cell::Cell;
 use std::os::fd::RawFd;
 
 use quipu_cabi::Errno;
@@ -40,6 +41,8 @@ pub(crate) struct Queue {
     pub(crate) fd: RawFd,
     pub(crate) memory: Segment,
     region: Region,
+    /// The service level that a rule gives it, or 0.
+    by_rule: Cell<u8>,
 }
 
 impl Queue {
@@ -86,7 +89,8 @@ impl Queue {
             undo_channel();
             errno_of(&error)
         })?;
-        let queue = Self { adapter, qp, qpn, cq, channel, fd, memory, region };
+        let queue =
+            Self { adapter, qp, qpn, cq, channel, fd, memory, region, by_rule: Cell::new(0) };
         queue.prepare()?;
         Ok(queue)
     }
@@ -107,12 +111,15 @@ impl Queue {
         self.adapter.engine.modify_qp(self.qp, attr, mask).map_err(|error| errno_of(&error))
     }
 
-    /// Connects it as connection management says.
-    pub(crate) fn connect(&self, params: &QpParams) -> Result<(), Errno> {
+    /// Connects it as connection management says. A rule for its service ID counts more than the service
+    /// level and traffic class that the program has asked for.
+    pub(crate) fn connect(&self, params: &QpParams, asked: (u8, u8)) -> Result<(), Errno> {
+        self.by_rule.set(params.path.service_level);
         let av = AddressVector {
             dgid: Gid(params.path.dgid),
             sgid_index: params.path.sgid_index,
-            traffic_class: params.path.traffic_class,
+            sl: self.level(asked.0),
+            traffic_class: asked.1,
             hop_limit: 64,
             is_global: true,
             port_num: 1,
@@ -138,6 +145,19 @@ impl Queue {
         let to_rts = Mask::STATE | Mask::SQ_PSN | Mask::TIMEOUT | Mask::RETRY_CNT;
         let attr = QpAttr { state: QpState::Rts, ..attr };
         self.modify(&attr, to_rts | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC)
+    }
+
+    fn level(&self, asked: u8) -> u8 {
+        match self.by_rule.get() {
+            0 => asked,
+            level => level,
+        }
+    }
+
+    /// Has what is sent from now on be of a service level and a traffic class.
+    pub(crate) fn set_level(&self, (level, class): (u8, u8)) -> Result<(), Errno> {
+        let set = self.adapter.engine.set_service_level(self.qp, self.level(level), class);
+        set.map_err(|error| errno_of(&error))
     }
 
     /// What it says of itself to the peer's connection management.

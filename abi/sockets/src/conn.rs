@@ -183,9 +183,9 @@ impl Conn {
         let conn = pool_take();
         conn.life.fetch_add(1, Ordering::Relaxed);
         let flags = [&conn.leaving, &conn.receives, &conn.sends, &conn.initiator, &conn.is_watched];
-        for flag in
-            flags.into_iter().chain([&conn.is_quick_member, &conn.is_candidate, &conn.was_asked])
-        {
+        let more = [&conn.is_quick_member, &conn.is_candidate, &conn.is_fed_by_tcp];
+        let taken = [&conn.was_asked, &conn.has_nodelay];
+        for flag in flags.into_iter().chain(more).chain(taken) {
             flag.store(false, Ordering::Relaxed);
         }
         let numbers =
@@ -456,13 +456,16 @@ impl Conn {
     /// TCP; where that goes through memory, Nagle's algorithm would wait for 40 ms.
     #[cold]
     pub(crate) fn take_nodelay(&self) {
-        if self.has_nodelay.swap(true, Ordering::SeqCst) {
+        if self.leaving.load(Ordering::SeqCst) || self.has_nodelay.swap(true, Ordering::SeqCst) {
             return;
         }
         let (fd, level, name) = (self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY);
         let now: Option<c_int> = sys::option(fd, level, name);
         self.nodelay.store(now == Some(1), Ordering::SeqCst);
         sys::set_option(fd, level, name, 1);
+        if self.leaving.load(Ordering::SeqCst) {
+            self.give_nodelay_back();
+        }
     }
 
     /// Gives the option back to the program.

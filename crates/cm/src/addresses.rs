@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 
 use crate::Cm;
+use crate::levels::Levels;
 use crate::types::gid_of;
 
 /// The most rows: an index has eight bits.
@@ -18,12 +19,14 @@ pub(crate) struct Addresses {
     rows: Vec<SocketAddr>,
     /// Whether the engine is to have no other addresses.
     restricted: bool,
+    /// The service levels of paths.
+    pub(crate) levels: Levels,
 }
 
 impl Addresses {
     /// Those of an engine with one address.
     pub(crate) fn of(first: [u8; 16]) -> Self {
-        Self { first, rows: Vec::new(), restricted: false }
+        Self { first, rows: Vec::new(), restricted: false, levels: Levels::default() }
     }
 
     /// The row of an address of the engine.

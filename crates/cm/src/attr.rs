@@ -33,6 +33,8 @@ pub struct Route {
     pub path_mtu: u8,
     /// Traffic class.
     pub traffic_class: u8,
+    /// Service level of the path.
+    pub service_level: u8,
 }
 
 /// What a queue pair of a connection must be given, on its way to RTS.
@@ -94,6 +96,7 @@ impl Cm {
             dgid: id.peer.map_or(of_address, |peer| peer.gid),
             path_mtu: self.path_mtu(id),
             traffic_class: id.traffic_class(),
+            service_level: id.path_to(&self.own, [0; 16]).service_level,
         })
     }
 

@@ -233,6 +233,12 @@ impl Id {
         }
     }
 
+    /// The service ID of its connection (IBA A11): the port space, and the port of the end that listens.
+    pub(crate) fn service_id(&self) -> Option<u64> {
+        let end = if self.asked || self.listener.is_some() { self.src } else { self.dst };
+        end.map(|end| u64::from(self.space.code()) << 16 | u64::from(end.port()))
+    }
+
     pub(crate) fn traffic_class(&self) -> u8 {
         let asked = self.peer.filter(|_| self.options.tos.is_none());
         asked.map_or(self.options.tos.unwrap_or(0), |peer| peer.traffic_class)
@@ -244,6 +250,11 @@ impl Id {
 
     pub(crate) fn path_to(&self, own: &Addresses, dgid: [u8; 16]) -> Path {
         let sgid_index = self.src.map_or(0, |src| own.row_of(src));
-        Path { dgid, sgid_index, traffic_class: self.traffic_class() }
+        let traffic_class = self.traffic_class();
+        let service_level = match traffic_class >> 5 {
+            0 => own.levels.of(self.service_id()),
+            level => level,
+        };
+        Path { dgid, sgid_index, traffic_class, service_level }
     }
 }

@@ -32,6 +32,7 @@ mod faults;
 mod group;
 mod id;
 mod keys;
+mod levels;
 mod lookup;
 mod plain;
 mod stream;

@@ -208,8 +208,11 @@ pub struct Path {
     pub dgid: [u8; 16],
     /// The row of the own GID table with the address that the peer is reached from.
     pub sgid_index: u8,
-    /// Traffic class; its upper three bits are the service level.
+    /// Traffic class.
     pub traffic_class: u8,
+    /// Service level: the upper three bits of the traffic class, or else that of the service ID
+    /// ([`Cm::set_levels`](crate::Cm::set_levels)).
+    pub service_level: u8,
 }
 
 /// An event, as `rdma_get_cm_event(3)` describes them.

@@ -1,6 +1,9 @@
 //! The signals that ask a command to end, waited for instead of handled.
 
 use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::ptr::null_mut;
 use std::time::Duration;
 
 /// SIGINT and SIGTERM, and others if they are asked for, which wait to be [waited for](Self::wait).
@@ -55,6 +58,20 @@ impl Interrupts {
         self.within(Duration::ZERO)
     }
 
+    /// Has a command begin with these signals unblocked, so that they end it.
+    pub fn spare(&self, command: &mut Command) {
+        let set = self.set;
+        let unblock = move || {
+            // SAFETY: the set is filled in; the call is allowed between fork and exec.
+            match unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, null_mut()) } {
+                0 => Ok(()),
+                error => Err(io::Error::from_raw_os_error(error)),
+            }
+        };
+        // SAFETY: the closure only makes a system call that is allowed there.
+        unsafe { command.pre_exec(unblock) };
+    }
+
     fn within(&self, most: Duration) -> Option<i32> {
         let most = libc::timespec {
             tv_sec: most.as_secs() as libc::time_t,
@@ -92,6 +109,19 @@ impl Interrupts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_is_ended_by_them_if_it_is_spared() {
+        let ended = std::thread::spawn(|| {
+            let interrupts = Interrupts::block().unwrap();
+            let mut command = Command::new("sh");
+            command.args(["-c", "kill -TERM $$; exit 3"]);
+            let blocked = command.status().unwrap().code();
+            interrupts.spare(&mut command);
+            (blocked, command.status().unwrap().code())
+        });
+        assert_eq!(ended.join().unwrap(), (Some(3), None));
+    }
 
     #[test]
     fn a_signal_that_came_before_is_not_missed() {

@@ -12,6 +12,7 @@ mod file;
 mod shared;
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use quipu_nic::qos::{Config as Rules, Note, Service, show_rate};
@@ -86,6 +87,17 @@ fn policy_file(text: &str) -> Option<&Path> {
     named.starts_with('/').then(|| Path::new(named))
 }
 
+/// The name of this program, as rules have it.
+fn program() -> String {
+    let program = std::env::current_exe().unwrap_or_default();
+    program.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The service levels that the rules of an adapter give to service IDs.
+pub(crate) fn levels(adapter: &Adapter) -> Vec<(RangeInclusive<u64>, u8)> {
+    adapter.qos().map(|rules| rules.levels_of_ids(&program())).unwrap_or_default()
+}
+
 /// Has an adapter send by the port of its address, if the user asked for that.
 pub(crate) fn open(
     wanted: Option<&QosConfig>,
@@ -105,9 +117,8 @@ pub(crate) fn open(
             None
         }
     };
-    let program = std::env::current_exe().unwrap_or_default();
-    let program = program.file_name().unwrap_or_default().to_string_lossy();
-    let level = rules.service_level(&Service { id: None, program: &program });
+    let program = program();
+    let level = rules.service_level(&Service { program: &program, ..Service::default() });
     adapter.set_qos(rules, shared);
     adapter.set_default_level(level.unwrap_or_default());
     Ok(())

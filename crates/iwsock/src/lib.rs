@@ -18,6 +18,7 @@
 //! connection survives, other than on a queue pair.
 #![forbid(unsafe_code)]
 
+pub mod counters;
 mod endpoint;
 mod incoming;
 mod outgoing;

@@ -10,6 +10,7 @@
 mod capture;
 mod flow;
 mod frame;
+mod ipoib;
 mod packet;
 mod pcapng;
 mod prometheus;
@@ -17,6 +18,7 @@ mod roce;
 mod sample;
 
 pub use capture::{Capture, Limits, Message, Pair, StreamEnds, StreamId};
+pub use ipoib::{IpoibCapture, IpoibEnds};
 pub use packet::Direction;
 pub use pcapng::Interface;
 pub use prometheus::{CONTENT_TYPE, prometheus};

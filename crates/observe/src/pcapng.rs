@@ -9,6 +9,8 @@ pub(crate) enum LinkType {
     Ethernet = 1,
     /// An IPv4 or IPv6 header (LINKTYPE_RAW).
     Raw = 101,
+    /// A global route header and the encapsulation header of IP over InfiniBand (LINKTYPE_IPOIB).
+    Ipoib = 242,
 }
 
 const SECTION: u32 = 0x0a0d_0d0a;
@@ -79,6 +81,11 @@ fn put_option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
 
 /// Begins a file: the section and its first interface. `snaplen` 0: packets are whole.
 pub(crate) fn begin(out: &mut Vec<u8>, first: &Interface, snaplen: u32) {
+    begin_as(out, first, LinkType::Raw, snaplen);
+}
+
+/// As [`begin`], with the link type of that interface.
+pub(crate) fn begin_as(out: &mut Vec<u8>, first: &Interface, kind: LinkType, snaplen: u32) {
     block(out, SECTION, |out| {
         out.extend_from_slice(&BYTE_ORDER.to_le_bytes());
         out.extend_from_slice(&1u16.to_le_bytes());
@@ -88,7 +95,7 @@ pub(crate) fn begin(out: &mut Vec<u8>, first: &Interface, snaplen: u32) {
         put_option(out, option::SECTION_APPLICATION, first.application.as_bytes());
         put_option(out, option::END, &[]);
     });
-    interface(out, LinkType::Raw, (&first.name, &first.description), snaplen);
+    interface(out, kind, (&first.name, &first.description), snaplen);
 }
 
 /// Adds an interface, with its name and description.

@@ -1,7 +1,9 @@
 //! The configuration of a port's quality of service, checked as a whole.
 
+use std::ops::RangeInclusive;
+
 use crate::arbiter::{Entry, LANES, NO_LIMIT};
-use crate::policy::{Rule, Service, service_level};
+use crate::policy::{Rule, Service, levels_of_ids, service_level};
 
 /// What is wrong with a configuration, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -116,6 +118,13 @@ impl Config {
     #[must_use]
     pub fn service_level(&self, service: &Service<'_>) -> Option<u8> {
         service_level(&self.rules, service)
+    }
+
+    /// The service levels that the rules give to connections of a program by their service IDs: the first
+    /// range that holds an ID counts. Default rules are not among them.
+    #[must_use]
+    pub fn levels_of_ids(&self, program: &str) -> Vec<(RangeInclusive<u64>, u8)> {
+        levels_of_ids(&self.rules, program)
     }
 
     /// The DSCP of packets of a service level, 0 to 63.

@@ -11,6 +11,8 @@ pub struct Service<'a> {
     pub id: Option<u64>,
     /// The name of the program.
     pub program: &'a str,
+    /// Whether it is IP over InfiniBand.
+    pub is_ipoib: bool,
 }
 
 /// What a rule matches.
@@ -24,6 +26,8 @@ pub enum Ulp {
     All,
     /// A program of this name. This is Quipu's own; OpenSM does not have it.
     Program(String),
+    /// IP over InfiniBand, of a partition that every port here is in.
+    Ipoib,
     /// A port GUID, a partition, or SRP: known, and matched by nothing here.
     Nothing,
 }
@@ -73,8 +77,10 @@ impl Rule {
             ("rds" | "iser", "port-num") => ports(TCP, value)?,
             ("iser", "") => Ulp::Ids(ISER..=ISER),
             ("any", "service-id") => Ulp::Ids(range(value)?),
-            ("any" | "ipoib", "pkey") => partition(value)?,
-            ("ipoib", "") => Ulp::Nothing,
+            ("any", "pkey") if holds_default(value)? => Ulp::All,
+            ("ipoib", "pkey") if holds_default(value)? => Ulp::Ipoib,
+            ("any" | "ipoib", "pkey") => Ulp::Nothing,
+            ("ipoib", "") => Ulp::Ipoib,
             (
                 "any" | "srp",
                 "target-port-guid" | "source-port-guid" | "source-target-port-guid",
@@ -112,12 +118,23 @@ fn ports(space: u64, text: &str) -> Result<Ulp, String> {
     Ok(Ulp::Ids(space | ports.start()..=space | ports.end()))
 }
 
-/// Every port here is in the default partition, and in no other.
-fn partition(text: &str) -> Result<Ulp, String> {
+/// Whether partition keys hold that of the default partition, in which every port here is.
+fn holds_default(text: &str) -> Result<bool, String> {
     const DEFAULT: u64 = 0x7fff;
     let keys = range(text)?;
-    let holds = (0..=1).any(|member| keys.contains(&(DEFAULT | member << 15)));
-    Ok(if holds { Ulp::All } else { Ulp::Nothing })
+    Ok((0..=1).any(|member| keys.contains(&(DEFAULT | member << 15))))
+}
+
+/// The service levels of service IDs: of a program, whose name rules may name before.
+pub(crate) fn levels_of_ids(rules: &[Rule], program: &str) -> Vec<(RangeInclusive<u64>, u8)> {
+    let all = || 0..=u64::MAX;
+    let ids = rules.iter().filter_map(|rule| match &rule.ulp {
+        Ulp::Ids(ids) => Some((ids.clone(), rule.sl)),
+        Ulp::All => Some((all(), rule.sl)),
+        Ulp::Program(name) if name == program => Some((all(), rule.sl)),
+        _ => None,
+    });
+    ids.collect()
 }
 
 /// The service level that the first matching rule gives, or else the default rule.
@@ -126,6 +143,7 @@ pub(crate) fn service_level(rules: &[Rule], service: &Service<'_>) -> Option<u8>
         Ulp::Ids(ids) => service.id.is_some_and(|id| ids.contains(&id)),
         Ulp::All => true,
         Ulp::Program(name) => name == service.program,
+        Ulp::Ipoib => service.is_ipoib,
         Ulp::Default | Ulp::Nothing => false,
     };
     let default = || rules.iter().find(|rule| rule.ulp == Ulp::Default);
@@ -138,7 +156,22 @@ mod tests {
 
     fn level(rules: &[&str], id: Option<u64>, program: &str) -> Option<u8> {
         let rules: Vec<_> = rules.iter().map(|rule| Rule::parse(rule).unwrap()).collect();
-        service_level(&rules, &Service { id, program })
+        service_level(&rules, &Service { id, program, is_ipoib: false })
+    }
+
+    #[test]
+    fn rules_for_ipoib_match_nothing_else() {
+        for (rule, matches) in [
+            ("ipoib : 3", true),
+            ("ipoib, pkey 0xffff : 3", true),
+            ("ipoib, pkey 0x1 : 3", false),
+            ("any, pkey 0x7fff-0x8000 : 3", true),
+        ] {
+            let rules = [Rule::parse(rule).unwrap()];
+            let ipoib = Service { is_ipoib: true, ..Service::default() };
+            assert_eq!(service_level(&rules, &ipoib), matches.then_some(3), "{rule}");
+        }
+        assert_eq!(level(&["ipoib, pkey 0xffff : 3"], Some(7), "x"), None);
     }
 
     #[test]
@@ -164,6 +197,15 @@ mod tests {
         assert_eq!(level(&["any, pkey 0x7FFF : 9"], None, ""), Some(9));
         assert_eq!(level(&["any, pkey 0x1 : 9"], None, ""), None);
         assert_eq!(level(&["program, perf : 8"], None, "perf"), Some(8));
+    }
+
+    #[test]
+    fn service_ids_have_levels_in_the_order_of_the_rules() {
+        let rules = ["program, a : 1", "sdp, port-num 5 : 2", "default : 3", "sdp : 4"];
+        let rules: Vec<_> = rules.iter().map(|rule| Rule::parse(rule).unwrap()).collect();
+        let levels = levels_of_ids(&rules, "b");
+        assert_eq!(levels, [(0x1_0005..=0x1_0005, 2), (0x1_0000..=0x1_ffff, 4)]);
+        assert_eq!(levels_of_ids(&rules, "a")[0], (0..=u64::MAX, 1));
     }
 
     #[test]

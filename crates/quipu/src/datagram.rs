@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use quipu_host::nic::{
-    AhId, Fault, Gid, QpAttr, QpAttrMask as Mask, QpId, QpNum, QpState, QpType, Sge, To,
+    AddressVector, AhId, Fault, Gid, QpAttr, QpAttrMask as Mask, QpId, QpNum, QpState, QpType, Sge,
+    To,
 };
 
 use crate::cq::CompletionQueue;
@@ -61,7 +62,20 @@ impl ProtectionDomain {
     ///
     /// Its address is of the other family than the adapter's, or there are no more address handles.
     pub fn destination(&self, to: &DatagramAddress) -> Result<Destination, Error> {
-        self.address(to.gid, to.qp_num.0, to.qkey)
+        self.destination_at_level(to, 0)
+    }
+
+    /// As [`destination`](Self::destination), for datagrams of a service level, 0 to 15.
+    ///
+    /// # Errors
+    ///
+    /// As [`destination`](Self::destination).
+    pub fn destination_at_level(
+        &self,
+        to: &DatagramAddress,
+        service_level: u8,
+    ) -> Result<Destination, Error> {
+        self.address(to.gid, to.qp_num.0, to.qkey, service_level)
     }
 
     /// A multicast group that datagrams can be sent to; `qkey` is that of its members.
@@ -70,11 +84,26 @@ impl ProtectionDomain {
     ///
     /// As [`destination`](Self::destination).
     pub fn group(&self, group: IpAddr, qkey: u32) -> Result<Destination, Error> {
-        self.address(Gid::from(group), GROUP, qkey)
+        self.group_at_level(group, qkey, 0)
     }
 
-    fn address(&self, gid: Gid, qpn: u32, qkey: u32) -> Result<Destination, Error> {
-        let id = self.device().opened.engine.create_ah(self.inner.id, &address_of(gid))?;
+    /// As [`group`](Self::group), for datagrams of a service level, 0 to 15.
+    ///
+    /// # Errors
+    ///
+    /// As [`destination`](Self::destination).
+    pub fn group_at_level(
+        &self,
+        group: IpAddr,
+        qkey: u32,
+        service_level: u8,
+    ) -> Result<Destination, Error> {
+        self.address(Gid::from(group), GROUP, qkey, service_level)
+    }
+
+    fn address(&self, gid: Gid, qpn: u32, qkey: u32, sl: u8) -> Result<Destination, Error> {
+        let av = AddressVector { sl, ..address_of(gid) };
+        let id = self.device().opened.engine.create_ah(self.inner.id, &av)?;
         Ok(Destination { handle: Arc::new(Handle { pd: self.clone(), id }), qpn, qkey })
     }
 }

@@ -32,6 +32,7 @@ pub struct QueuePairBuilder {
     retries: u8,
     rnr_retries: u8,
     reads: u8,
+    service_level: u8,
 }
 
 impl QueuePairBuilder {
@@ -58,6 +59,7 @@ impl QueuePairBuilder {
             retries: 7,
             rnr_retries: 7,
             reads: 16,
+            service_level: 0,
         }
     }
 
@@ -108,6 +110,14 @@ impl QueuePairBuilder {
     /// Reads and atomics that are under way at once, each way. 16 by default.
     pub fn reads_in_flight(mut self, reads: u8) -> Self {
         self.reads = reads;
+        self
+    }
+
+    /// The service level of what it sends, 0 (the default) to 15: it chooses the virtual lane
+    /// (`docs/qos.md`).
+    /// A rule for the service that [`Connection::open`](crate::Connection::open) connects to counts more.
+    pub fn service_level(mut self, level: u8) -> Self {
+        self.service_level = level & 15;
         self
     }
 
@@ -254,7 +264,7 @@ impl QueuePair {
             rq_psn: peer.psn,
             max_dest_rd_atomic: built.reads,
             min_rnr_timer: 12,
-            av: address_of(peer.gid),
+            av: AddressVector { sl: built.service_level, ..address_of(peer.gid) },
             timeout: built.timeout,
             retry_cnt: built.retries,
             rnr_retry: built.rnr_retries,
@@ -269,6 +279,10 @@ impl QueuePair {
         let mut av = address_of(Gid(params.path.dgid));
         av.traffic_class = params.path.traffic_class;
         av.sgid_index = params.path.sgid_index;
+        av.sl = match params.path.service_level {
+            0 => self.built.service_level,
+            level => level,
+        };
         self.bring_up(&QpAttr {
             path_mtu: params.path_mtu,
             dest_qp_num: params.dest_qpn,

@@ -20,6 +20,25 @@ pub enum Operation {
     Reply,
 }
 
+impl Operation {
+    /// Reads the operation of a message, whose length was checked.
+    pub(crate) fn parse(message: &[u8]) -> Result<Self, WireError> {
+        match u16_at(message, 6) {
+            1 => Ok(Self::Request),
+            2 => Ok(Self::Reply),
+            _ => Err(WireError::OutOfRange("ARP operation")),
+        }
+    }
+
+    /// Its number.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Request => 1,
+            Self::Reply => 2,
+        }
+    }
+}
+
 /// A message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
@@ -45,13 +64,8 @@ impl Repr {
         if !bytes.starts_with(&PREFIX) {
             return Err(WireError::OutOfRange("ARP address space"));
         }
-        let operation = match u16_at(bytes, 6) {
-            1 => Operation::Request,
-            2 => Operation::Reply,
-            _ => return Err(WireError::OutOfRange("ARP operation")),
-        };
         Ok(Self {
-            operation,
+            operation: Operation::parse(bytes)?,
             sender_station: array(bytes, 8),
             sender: array(bytes, 14).into(),
             target_station: array(bytes, 18),
@@ -64,12 +78,8 @@ impl Repr {
     /// # Panics
     /// If `out` is shorter than [`LEN`].
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let operation = match self.operation {
-            Operation::Request => 1,
-            Operation::Reply => 2,
-        };
         put(out, 0, PREFIX);
-        put(out, 6, [0, operation]);
+        put(out, 6, [0, self.operation.code()]);
         put(out, 8, self.sender_station);
         put(out, 14, self.sender.octets());
         put(out, 18, self.target_station);

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::field::put;
+use crate::field::{array, put};
 
 /// Length in bytes.
 pub const LEN: usize = 40;
@@ -35,6 +35,28 @@ impl Route {
             (IpAddr::V4(source), IpAddr::V4(dest)) => self.ipv4(source, dest, udp_len),
             (source, dest) => self.ipv6(as_ipv6(source), as_ipv6(dest), udp_len),
         }
+    }
+
+    /// Reads the header that [`Self::to_grh`] has written: that of IPv6, or that of IPv4 in the second half.
+    /// `None`: it is neither.
+    #[must_use]
+    pub fn from_grh(grh: &[u8; LEN]) -> Option<Self> {
+        if grh[0] >> 4 == 6 {
+            let class = u16::from_be_bytes([grh[0], grh[1]]) >> 4;
+            return Some(Self {
+                source: Ipv6Addr::from(array::<16>(grh, 8)).into(),
+                dest: Ipv6Addr::from(array::<16>(grh, 24)).into(),
+                traffic_class: class as u8,
+                hop_limit: grh[7],
+            });
+        }
+        let header: [u8; IPV4_LEN] = array(grh, LEN - IPV4_LEN);
+        (header[0] == 0x45 && checksum(&header) == 0).then(|| Self {
+            source: Ipv4Addr::from(array::<4>(&header, 12)).into(),
+            dest: Ipv4Addr::from(array::<4>(&header, 16)).into(),
+            traffic_class: header[1],
+            hop_limit: header[8],
+        })
     }
 
     fn ipv4(&self, source: Ipv4Addr, dest: Ipv4Addr, udp_len: u16) -> [u8; LEN] {
@@ -100,6 +122,10 @@ mod tests {
         assert_eq!(grh[20..24], [0x45, 0x68, 0, 148]);
         assert_eq!(grh[28..30], [64, 17]);
         assert_eq!(grh[32..40], [10, 0, 0, 1, 10, 0, 0, 2]);
+        assert_eq!(Route::from_grh(&grh), Some(route));
+        let mut wrong = grh;
+        wrong[35] ^= 1;
+        assert_eq!(Route::from_grh(&wrong), None);
         let header: [u8; 20] = grh[20..].try_into().unwrap();
         assert_eq!(checksum(&header), 0, "with its checksum a header sums up to nothing");
     }
@@ -114,6 +140,7 @@ mod tests {
         assert_eq!(grh[..8], [0x6a, 0xb0, 0, 0, 0, 28, 17, 1]);
         assert_eq!(grh[8..24], source.octets());
         assert_eq!(grh[24..], dest.octets());
+        assert_eq!(Route::from_grh(&grh), Some(route));
     }
 
     #[test]

@@ -23,6 +23,7 @@
 //! | [`ipv4`], [`arp`], [`icmpv4`] | IPv4 and what belongs to it | RFC 791, 826, 792, 1191 |
 //! | [`ipv6`], [`ipv6_extension`] | the IPv6 header and its extensions | RFC 8200, 4291 |
 //! | [`icmpv6`], [`ndp`] | ICMP for IPv6; the discovery of neighbours and routers | RFC 4443, 4861 |
+//! | [`ipoib`] | IP over InfiniBand: encapsulation, ARP, neighbour discovery | RFC 4391 |
 //! | [`udp`] | the UDP header | RFC 768 |
 //! | [`tcp`] | the TCP header and its options | RFC 9293, 7323, 2018 |
 //!
@@ -42,6 +43,7 @@ pub mod grh;
 pub mod hello;
 pub mod icmpv4;
 pub mod icmpv6;
+pub mod ipoib;
 pub mod ipv4;
 pub mod ipv6;
 pub mod ipv6_extension;

@@ -7,6 +7,7 @@ mod datagrams;
 mod faults;
 mod hosts;
 mod infiniband;
+mod iw0;
 mod iwarp;
 mod libfabric;
 mod multihome;

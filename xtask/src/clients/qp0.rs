@@ -15,10 +15,10 @@ use super::qpip::{Net, check, run, start};
 use super::suite::PYTHON;
 use super::{LIMIT, Row, scratch_file};
 
-type Words = &'static [&'static str];
+pub(super) type Words = &'static [&'static str];
 
 /// Two ends of a veth pair: the interface, and the adapter's address there. It is not the kernel's.
-const VETH: [(&str, &str); 2] = [("va", "10.79.0.1/24"), ("vb", "10.79.0.2/24")];
+pub(super) const VETH: [(&str, &str); 2] = [("va", "10.79.0.1/24"), ("vb", "10.79.0.2/24")];
 
 /// The rows for two processes on one host, which have a link without any right.
 pub(super) fn one_host(staged: &Staged) -> Vec<Row<'_>> {
@@ -64,7 +64,7 @@ pub(super) fn two_hosts(staged: &Staged) -> Vec<Row<'_>> {
     rows
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+pub(super) fn said(error: impl std::fmt::Display) -> String {
     format!("{error:#}")
 }
 
@@ -138,7 +138,7 @@ fn rping(staged: &Staged) -> Result<(), String> {
 }
 
 /// A namespace with the veth pair, for as long as its process is there.
-fn pair_of_links() -> Result<Running, String> {
+pub(super) fn pair_of_links() -> Result<Running, String> {
     let [(a, _), (b, _)] = VETH;
     let script = format!(
         "ip link set lo up && ip link add {a} type veth peer name {b} && ip link set {a} up && \
@@ -150,7 +150,7 @@ fn pair_of_links() -> Result<Running, String> {
 }
 
 /// A command in that namespace.
-fn within(keeper: &Running, program: impl AsRef<OsStr>) -> Command {
+pub(super) fn within(keeper: &Running, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net=/proc/{}/ns/net", keeper.id())).arg("--").arg(program);
     command

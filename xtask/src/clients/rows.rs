@@ -5,7 +5,7 @@ use crate::stage::Staged;
 use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
-    Hosts, LIMIT, Row, capture, checked, datagrams, faults, infiniband, iwarp, libfabric,
+    Hosts, LIMIT, Row, capture, checked, datagrams, faults, infiniband, iw0, iwarp, libfabric,
     multihome, openmpi, others, planned, qp0, qpip, rdmacm, single, sockets, suite, trace,
 };
 
@@ -121,6 +121,7 @@ pub(super) fn two_hosts(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(qpip::rows(staged));
     rows.extend(sockets::rows(staged));
     rows.extend(qp0::two_hosts(staged));
+    rows.extend(iw0::rows(staged));
     rows
 }
 

@@ -48,13 +48,25 @@ fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
         unsafe { (real::fcntl(fd, libc::F_GETFD, 0), real::fcntl(fd, libc::F_GETFL, 0)) };
     let nonblocking = if flags & libc::O_NONBLOCK != 0 { libc::SOCK_NONBLOCK } else { 0 };
     let (socket, fresh) = Socket::new(nonblocking | libc::SOCK_CLOEXEC)?;
-    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER] {
+    for (level, name) in [
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+        (libc::SOL_SOCKET, libc::SO_LINGER),
+        (libc::IPPROTO_IP, libc::IP_TOS),
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    ] {
         let mut value = [0_u8; 16];
         let mut len = value.len() as socklen_t;
         let at = value.as_mut_ptr().cast();
         // SAFETY: room for so many bytes.
-        if unsafe { real::getsockopt(fd, libc::SOL_SOCKET, name, at, &raw mut len) } == 0 {
-            let _ = socket.set_option(libc::SOL_SOCKET, name, &value[..len as usize]);
+        let known = unsafe { real::getsockopt(fd, level, name, at, &raw mut len) } == 0;
+        let is_mark = level != libc::SOL_SOCKET || name == libc::SO_PRIORITY;
+        // The kernel's priority follows IP_TOS: only without one is it the program's.
+        let is_derived = name == libc::SO_PRIORITY && socket.lock().options.level() != (0, 0);
+        let is_default = is_mark && value == [0; 16];
+        if known && !is_derived && !is_default {
+            let _ = socket.set_option(level, name, &value[..len as usize]);
         }
     }
     let exec = if closes & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };

@@ -447,6 +447,32 @@ fn the_side_that_connected_may_refuse_the_reply() {
 }
 
 #[test]
+fn rules_by_service_id_give_both_ends_their_level() {
+    for (tos, level) in [(None, 5), (Some(0x68), 3)] {
+        let mut pair = Pair::default();
+        for node in &mut pair.nodes {
+            node.cm
+                .set_levels(vec![(0x0106_0000 + 4999..=0x0106_0000 + 5000, 5), (0..=u64::MAX, 1)]);
+        }
+        pair.listen(PortSpace::Tcp, 5000, 0);
+        let active = pair.resolve(PortSpace::Tcp, 5000);
+        pair.nodes[0].cm.options(active).unwrap().tos = tos;
+        assert_eq!(pair.nodes[0].cm.route(active).unwrap().service_level, level);
+        let param = Param { qpn: 0x11, ..Param::default() };
+        pair.nodes[0].cm.connect(1, active, &param).unwrap();
+        pair.run();
+        let passive = pair.expect(1, EventKind::ConnectRequest).id;
+        pair.nodes[1].cm.accept(1, passive, Some(&param)).unwrap();
+        pair.run();
+        pair.expect(0, EventKind::ConnectResponse);
+        for (node, id) in pair.nodes.iter_mut().zip([active, passive]) {
+            let path = node.cm.connect_params(id).unwrap().path;
+            assert_eq!((path.service_level, path.traffic_class), (level, tos.unwrap_or(0)));
+        }
+    }
+}
+
+#[test]
 fn queue_pairs_get_what_fits_the_other_side() {
     let mut pair = Pair::default();
     pair.listen(PortSpace::Tcp, 5000, 0);

@@ -68,6 +68,8 @@ pub(crate) struct Manager {
     sights: Sights,
     /// The channel for which a thread waits inside the engine: it needs no descriptor to wake it.
     attended: Option<ChannelKey>,
+    /// The configuration of quality of service whose rules it knows.
+    pub(crate) qos_changes: u32,
 }
 
 /// Puts a value at a place of a list that grows as needed.
@@ -112,6 +114,7 @@ impl Manager {
             over_link: LinkStreams::default(),
             sights: Sights::new(captured),
             attended: None,
+            qos_changes: 0,
         })
     }
 

@@ -31,6 +31,16 @@ impl Core {
         self.cm.as_deref_mut().ok_or(EngineError::Connection(CallError::NoSuchObject))
     }
 
+    /// Tells connection management the rules of quality of service, if they have changed.
+    fn learn_levels(&mut self) -> Result<(), EngineError> {
+        let changes = self.adapter.qos_changes();
+        if std::mem::replace(&mut self.manager()?.qos_changes, changes) != changes {
+            let levels = crate::qos::levels(&self.adapter);
+            self.manager()?.cm.set_levels(levels);
+        }
+        Ok(())
+    }
+
     /// Takes the next event of a channel. The end of a connection whose completions are unread is kept back
     /// once from a program that asks without waiting. It has looked for completions a moment ago, and would
     /// destroy its queue pair without a further look: to an adapter of hardware that moment is too short.
@@ -71,6 +81,7 @@ impl Engine {
         let mut core = self.enter()?;
         let now = core.now().0;
         self.learn_link(&mut core);
+        core.learn_levels()?;
         let manager = core.manager()?;
         let outcome = call(manager, now);
         manager.settle(now);

@@ -336,6 +336,29 @@ impl Engine {
         self.wait_quiet(core)
     }
 
+    /// Gives a connected queue pair another service level and traffic class, as a program of sockets may for
+    /// its connection.
+    ///
+    /// # Errors
+    ///
+    /// No such queue pair.
+    pub fn set_service_level(
+        &self,
+        qp: QpId,
+        service_level: u8,
+        traffic_class: u8,
+    ) -> Result<(), EngineError> {
+        let mut core = self.enter_for_qp(Call::ModifyQp, qp, None)?;
+        let qp = core.events.openings.find(qp)?;
+        let conn = core.adapter.set_service_level(qp, service_level, traffic_class)?;
+        if let Some(conn) = conn
+            && let Some(marking) = core.adapter.marking(conn)
+        {
+            core.net.mark(conn, marking);
+        }
+        Ok(())
+    }
+
     /// What a queue pair is.
     ///
     /// # Errors

@@ -8,6 +8,8 @@
 //! | `xdp` | `xdp:INTERFACE` | Ethernet | CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF |
 //! | `udp` | `udp:ADDRESS:PORT` | bare IPv6 packets in UDP, between Quipus | nothing |
 //!
+//! [`tun`] is a device that carries bare IP packets for programs of their own, and no link.
+//!
 //! `spec` reads what a user writes, [`open`] makes a link of it; [`interface`] sets up the kernel's side.
 //! They differ in what they do for the stack ([`Features`]), and are otherwise alike: frames that a link has
 //! taken stay in it until the kernel takes them. A frame on its way out is lost only where a cable would lose
@@ -32,6 +34,7 @@ mod ring;
 mod spec;
 mod split;
 mod tap;
+pub mod tun;
 mod udp;
 mod vnet;
 mod xdp;

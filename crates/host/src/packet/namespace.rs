@@ -1,5 +1,5 @@
-//! A TAP device in a network namespace of the user's own (user_namespaces(7)): without any privilege, the
-//! kernel of this host becomes the peer.
+//! A TAP or TUN device in a network namespace of the user's own (user_namespaces(7)): without any privilege,
+//! the kernel of this host becomes the peer.
 //!
 //! A process with threads cannot enter a user namespace, so a child makes it, sets the device up inside,
 //! hands the descriptors over and ends. The descriptors keep the namespaces; programs enter them through
@@ -41,8 +41,8 @@ impl Step {
         match self {
             Self::Unshare => "creating a user namespace",
             Self::MapUser => "becoming root in a user namespace",
-            Self::Device => "creating a TAP device in a user namespace",
-            Self::SetUp | Self::Done => "setting up the TAP device in the user namespace",
+            Self::Device => "creating a network device in a user namespace",
+            Self::SetUp | Self::Done => "setting up the network device in the user namespace",
         }
     }
 }
@@ -59,11 +59,31 @@ struct Report {
 
 /// What the child needs, prepared by the parent, as it must not allocate.
 struct Order<'a> {
-    name: Name,
-    mtu: Option<u32>,
-    addresses: &'a [(IpAddr, u8)],
+    wanted: &'a Wanted<'a>,
     user_map: String,
     group_map: String,
+}
+
+/// The device that is to be made.
+pub(super) struct Wanted<'a> {
+    /// Its name; empty: the kernel chooses one.
+    pub(super) name: Name,
+    /// Its largest IP packet; none: as it is.
+    pub(super) mtu: Option<u32>,
+    /// The kernel's addresses on it.
+    pub(super) addresses: &'a [(IpAddr, u8)],
+    /// Makes it. Allocates nothing.
+    pub(super) attach: fn(Name) -> io::Result<(OwnedFd, Name)>,
+}
+
+/// A device in namespaces of its own.
+pub(super) struct Made {
+    pub(super) device: OwnedFd,
+    pub(super) name: Name,
+    /// Its largest IP packet, in octets.
+    pub(super) mtu: u32,
+    pub(super) user: OwnedFd,
+    pub(super) net: OwnedFd,
 }
 
 /// Makes the namespaces and the link.
@@ -75,15 +95,23 @@ pub(super) fn open(
     wanted: Option<Station>,
 ) -> Result<Tap, LinkError> {
     let at = |what| LinkError::at(spec, what);
+    let name = Name::new(name).map_err(at("the name of the interface"))?;
+    let device = Wanted { name, mtu, addresses, attach: tap::attach };
+    let made = make(&device).map_err(|(what, source)| LinkError::new(spec, what, source))?;
+    let tap = Tap::new(made.device, made.name, made.mtu, wanted);
+    Ok(tap.map_err(at("setting up the TAP device"))?.in_namespace(made.user, made.net))
+}
+
+/// Makes the namespaces and the device.
+///
+/// # Errors
+/// What failed, and how.
+pub(super) fn make(wanted: &Wanted<'_>) -> Result<Made, (&'static str, io::Error)> {
     // SAFETY: these take nothing and cannot fail.
     let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
-    let order = Order {
-        name: Name::new(name).map_err(at("the name of the interface"))?,
-        mtu,
-        addresses,
-        user_map: format!("0 {user} 1\n"),
-        group_map: format!("0 {group} 1\n"),
-    };
+    let order =
+        Order { wanted, user_map: format!("0 {user} 1\n"), group_map: format!("0 {group} 1\n") };
+    let at = |what| move |error| (what, error);
     let (ours, childs) = pair().map_err(at("creating a pair of sockets"))?;
     let child = start(&order, &childs).map_err(at("starting a process"))?;
     drop(childs);
@@ -92,13 +120,10 @@ pub(super) fn open(
     let (report, fds) = answer.map_err(at("receiving from the process in the user namespace"))?;
     let step = Step::ALL.get(usize::from(report.step)).copied().unwrap_or(Step::Unshare);
     if step != Step::Done || report.errno != 0 {
-        let source = io::Error::from_raw_os_error(report.errno);
-        return Err(LinkError::new(spec, step.what(), source));
+        return Err((step.what(), io::Error::from_raw_os_error(report.errno)));
     }
-    let [device, user, net] =
-        fds.ok_or_else(|| LinkError::new(spec, step.what(), io::ErrorKind::UnexpectedEof.into()))?;
-    let tap = Tap::new(device, report.name, report.mtu, wanted);
-    Ok(tap.map_err(at("setting up the TAP device"))?.in_namespace(user, net))
+    let [device, user, net] = fds.ok_or((step.what(), io::ErrorKind::UnexpectedEof.into()))?;
+    Ok(Made { device, name: report.name, mtu: report.mtu, user, net })
 }
 
 fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -149,7 +174,7 @@ fn reap(child: libc::pid_t) {
 
 /// In the child: does everything, and tells the parent how it went.
 fn report(order: &Order<'_>, to: &OwnedFd) {
-    let mut report = Report { step: 0, errno: 0, mtu: 0, name: order.name };
+    let mut report = Report { step: 0, errno: 0, mtu: 0, name: order.wanted.name };
     match work(order, &mut report) {
         Ok(fds) => send(to, &report, Some(&fds)),
         Err(error) => {
@@ -169,11 +194,12 @@ fn work(order: &Order<'_>, report: &mut Report) -> io::Result<[OwnedFd; DESCRIPT
     write(c"/proc/self/setgroups", b"deny")?;
     write(c"/proc/self/gid_map", order.group_map.as_bytes())?;
     report.step = Step::Device as u8;
-    let (device, name) = tap::attach(order.name)?;
+    let Wanted { name, mtu, addresses, attach } = *order.wanted;
+    let (device, name) = attach(name)?;
     report.name = name;
     report.step = Step::SetUp as u8;
     interface::bring_up(Name::LOOPBACK, None, &[])?;
-    interface::bring_up(name, order.mtu, order.addresses)?;
+    interface::bring_up(name, mtu, addresses)?;
     report.mtu = interface::mtu(&interface::control()?, name)?;
     let user = open_path(c"/proc/self/ns/user", libc::O_RDONLY)?;
     let net = open_path(c"/proc/self/ns/net", libc::O_RDONLY)?;
@@ -186,7 +212,8 @@ fn open_path(path: &CStr, flags: c_int) -> io::Result<OwnedFd> {
     adopt(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) })
 }
 
-fn write(path: &CStr, text: &[u8]) -> io::Result<()> {
+/// Writes to a file of `/proc`. Allocates nothing.
+pub(super) fn write(path: &CStr, text: &[u8]) -> io::Result<()> {
     let fd = open_path(path, libc::O_WRONLY)?;
     // SAFETY: the kernel reads `text.len()` bytes from a live slice.
     check_len(unsafe { libc::write(fd.as_raw_fd(), text.as_ptr().cast(), text.len()) })?;

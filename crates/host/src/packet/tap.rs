@@ -216,16 +216,16 @@ fn tap_request(name: Name) -> libc::ifreq {
     request
 }
 
-/// Opens the device for making TAP devices, which says nothing about rights yet.
-fn clone_device() -> io::Result<OwnedFd> {
-    let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+/// Opens the device for making TAP and TUN devices, which says nothing about rights yet.
+pub(super) fn clone_device(flags: libc::c_int) -> io::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_CLOEXEC | flags;
     // SAFETY: the path is a zero-terminated string.
     adopt(unsafe { libc::open(c"/dev/net/tun".as_ptr(), flags) })
 }
 
 /// Whether TAP devices can be made here.
 pub(super) fn probe() -> io::Result<()> {
-    clone_device()?;
+    clone_device(libc::O_NONBLOCK)?;
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -242,7 +242,7 @@ fn tell(fd: &OwnedFd, what: libc::Ioctl, value: libc::c_ulong) -> io::Result<()>
 
 /// Attaches to a TAP device, which is made if there is none; its name. Allocates nothing.
 pub(super) fn attach(name: Name) -> io::Result<(OwnedFd, Name)> {
-    let fd = clone_device()?;
+    let fd = clone_device(libc::O_NONBLOCK)?;
     let mut request = tap_request(name);
     // SAFETY: TUNSETIFF takes one ifreq, a live variable, with a name and flags.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;

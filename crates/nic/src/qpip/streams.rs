@@ -18,7 +18,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use quipu_inet::stack::{ListenerId, TcpId};
-use quipu_inet::tcp::{self, Failure, Flow, Mode, Received, SendError};
+use quipu_inet::tcp::{self, Failure, Flow, Mode, Received};
 use quipu_iwarp::mulpdu;
 
 use super::buffers::{Inbox, Outbox};
@@ -35,8 +35,11 @@ use crate::types::{ConnId, QpId, Time};
 
 /// Octets that a stream keeps for want of acknowledgements, before its queue pair has to wait.
 const MOST_UNACKED: usize = 512 << 10;
-/// The window that a stream offers: what it keeps behind gaps, and of an FPDU that is not whole.
+/// The window that the stream of a queue pair offers: what it keeps behind gaps, and of an FPDU that is not
+/// whole.
 const WINDOW: usize = 512 << 10;
+/// That of a stream that starts up: many strangers may have one. Start-up frames are much shorter.
+const FIRST_WINDOW: usize = 4096;
 /// How long the peer of a stream that has ended here may take to end it as well.
 const CLOSING_NS: u64 = 10_000_000_000;
 
@@ -54,7 +57,6 @@ pub enum TcpStreamChange {
 }
 
 /// A stream.
-#[derive(Default)]
 pub(crate) struct TcpStream {
     /// The connection of the queue pair that has it.
     conn: Option<ConnId>,
@@ -62,6 +64,8 @@ pub(crate) struct TcpStream {
     inbox: Inbox,
     /// The stream has come without a gap up to this offset.
     contiguous: u64,
+    /// Octets that are kept at most.
+    window: usize,
     /// The queue pair has more to say, and too much is unacknowledged.
     is_full: bool,
     /// This end has ended it: what still comes is dropped.
@@ -69,11 +73,32 @@ pub(crate) struct TcpStream {
     alarm: Option<Time>,
 }
 
+impl TcpStream {
+    fn new() -> Self {
+        Self {
+            conn: None,
+            outbox: Outbox::default(),
+            inbox: Inbox::default(),
+            contiguous: 0,
+            window: FIRST_WINDOW,
+            is_full: false,
+            is_ending: false,
+            alarm: None,
+        }
+    }
+}
+
 /// How the connections of streams are.
 fn config_of(settings: &TcpSettings) -> Result<tcp::Config, Fault> {
     settings.check()?;
     let settings = TcpSettings { mode: Mode::Stream, ..*settings };
-    Ok(tcp::Config { aligned: true, max_receive_space: WINDOW as u64, ..settings.to_config() })
+    Ok(tcp::Config {
+        aligned: true,
+        max_receive_space: WINDOW as u64,
+        // What bounds them are their octets.
+        max_messages: u32::MAX,
+        ..settings.to_config()
+    })
 }
 
 /// What the end of a connection means for a queue pair.
@@ -95,8 +120,8 @@ impl Inet {
     /// A stream begins on this connection: its window opens.
     fn begin_stream(&mut self, connection: TcpId) {
         self.set_owner(connection, Some(Owner::Stream));
-        set(&mut self.streams, connection.index(), Some(TcpStream::default()));
-        self.stack.set_receive_space(connection, WINDOW as u64);
+        set(&mut self.streams, connection.index(), Some(TcpStream::new()));
+        self.stack.set_receive_space(connection, FIRST_WINDOW as u64);
     }
 
     /// The connections of all streams.
@@ -234,7 +259,7 @@ impl<P: Probe> Adapter<P> {
         }
         let conn = self.adopt_over(now, id, adoption, Some(connection))?;
         if let Some(stream) = self.hub.attached()?.stream(connection) {
-            stream.conn = Some(conn);
+            (stream.conn, stream.window) = (Some(conn), WINDOW);
             stream.inbox.put_in_front(rest);
             let begin = stream.inbox.start();
             if let Some(stream) = self.stream_of(conn).filter(|_| adoption.negotiated.crc) {
@@ -326,7 +351,6 @@ impl<P: Probe> Adapter<P> {
             match inet.stack.send(connection, len as u64, true) {
                 Ok(_) => inet.stream(connection).map(|it| it.outbox.push(&out[..len])),
                 // What has happened to it is on its way.
-                Err(SendError::Closed) => break,
                 Err(_) => break,
             };
         }
@@ -351,13 +375,13 @@ impl<P: Probe> Adapter<P> {
                     let Some(inet) = &mut self.hub.inet else { return };
                     let Some(stream) = inet.stream(connection) else { return };
                     stream.inbox.skip(used);
-                    stream.inbox.put(placement.offset, bytes, WINDOW);
+                    stream.inbox.put(placement.offset, bytes, stream.window);
                     if let Some(early) = self.early_of(conn) {
                         early.note_segment(used == bytes.len());
                     }
                 }
                 None => {
-                    stream.inbox.put(placement.offset, bytes, WINDOW);
+                    stream.inbox.put(placement.offset, bytes, stream.window);
                     let conn = stream.conn;
                     self.look_ahead(conn, in_order, placement.offset, bytes);
                 }
@@ -502,7 +526,7 @@ impl Inet {
     fn tell_room(&mut self, connection: TcpId) {
         let Some(stream) = self.stream(connection) else { return };
         let kept = stream.contiguous.saturating_sub(stream.inbox.start());
-        let room = (WINDOW as u64).saturating_sub(kept);
+        let room = (stream.window as u64).saturating_sub(kept);
         self.stack.set_receive_space(connection, room);
     }
 }

@@ -18,6 +18,8 @@ use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::types::{QpId, Time};
 
+mod vl15;
+
 use super::Gather;
 use super::marking::service_level;
 
@@ -99,6 +101,10 @@ pub(crate) struct Lanes {
     waiting: u16,
     /// Queue pairs that wait for their own rate, or that of their service level.
     resting: BTreeSet<(Time, QpId)>,
+    /// Queue pairs whose packets are discarded.
+    discarding: Vec<QpId>,
+    /// How often the configuration has changed.
+    changes: u32,
     sl_clocks: [Option<Box<TokenClock>>; 16],
     default_level: u8,
     /// Before this the port has nothing.
@@ -115,11 +121,19 @@ impl Lanes {
             lanes: Default::default(),
             waiting: 0,
             resting: BTreeSet::new(),
+            discarding: Vec::new(),
+            changes: 1,
             sl_clocks,
             default_level: 0,
             not_before: Time(0),
             alarm: None,
         }
+    }
+
+    fn set_config(&mut self, config: Config) {
+        self.sl_clocks = sl_clocks(&config);
+        self.config = config;
+        self.changes = self.changes.wrapping_add(1);
     }
 
     /// The service level of queue pairs that name none.
@@ -293,10 +307,13 @@ pub(crate) fn park<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     let sl = service_level(qp, hub);
     let now = hub.now;
     let Some(qos) = &mut hub.qos else { return };
-    // What has no lane is never sent: as in a lane that no table serves.
-    let Some(lane) = qos.config.lane_of(sl) else { return };
     qp.turn.parked = true;
     qp.turn.since = now;
+    let Some(lane) = qos.config.lane_of(sl) else {
+        // Not here: the caller is in the middle of a request.
+        qos.discarding.push(qp.id);
+        return hub.set_lanes_alarm(Some(now));
+    };
     let clocks = [qp.turn.clock.as_ref(), qos.sl_clocks[usize::from(sl)].as_ref()];
     let rests = clocks.into_iter().flatten().filter(|clock| !clock.is_due(now.0));
     let at = match rests.map(|clock| Time(clock.next_ns())).max() {
@@ -345,8 +362,7 @@ impl<P: Probe> Adapter<P> {
                     Some(port) => qos.port = port,
                     None => qos.port.configure(&config),
                 }
-                qos.sl_clocks = sl_clocks(&config);
-                qos.config = config;
+                qos.set_config(config);
                 self.sort_again();
             }
             None => {
@@ -363,6 +379,12 @@ impl<P: Probe> Adapter<P> {
         self.hub.qos.as_ref().map(|qos| &qos.config)
     }
 
+    /// How often quality of service was configured, also by other processes; 0: never.
+    #[must_use]
+    pub fn qos_changes(&self) -> u32 {
+        self.hub.qos.as_ref().map_or(0, |qos| qos.changes)
+    }
+
     /// What each lane has sent, if there is a configuration.
     #[must_use]
     pub fn lane_use(&self) -> Option<[LaneUse; LANES]> {
@@ -375,6 +397,7 @@ impl<P: Probe> Adapter<P> {
         let Some(qos) = &mut self.hub.qos else { return };
         let mut all: Vec<QpId> =
             std::mem::take(&mut qos.resting).into_iter().map(|(_, id)| id).collect();
+        all.append(&mut qos.discarding);
         for lane in &mut qos.lanes {
             all.extend(lane.queue.drain(..));
         }
@@ -407,6 +430,7 @@ impl<P: Probe> Adapter<P> {
         if !qos.resting.is_empty() {
             self.end_rests(now);
         }
+        self.discard_requests();
         let Some(qos) = &mut self.hub.qos else { return };
         if qos.waiting == 0 && qos.lanes.iter().all(|lane| lane.balance == 0) {
             return self.set_next_alarm(now);
@@ -419,8 +443,7 @@ impl<P: Probe> Adapter<P> {
             let granted = self.exchange(now);
             let changed = self.hub.qos.as_mut().and_then(|qos| Some((qos.port.changed()?, qos)));
             if let Some((config, qos)) = changed {
-                qos.sl_clocks = sl_clocks(&config);
-                qos.config = config;
+                qos.set_config(config);
                 self.sort_again();
             }
             if !granted || !self.give_turns() {

@@ -1,10 +1,11 @@
 //! The service level of what a queue pair sends, and how packets that leave the host say it.
 
 use crate::adapter::{Adapter, Hub};
+use crate::error::Fault;
 use crate::port::LinkLayer;
 use crate::probe::Probe;
 use crate::qp::Qp;
-use crate::types::{AddressVector, ConnId, QpType};
+use crate::types::{AddressVector, ConnId, QpId, QpType};
 
 /// How packets of a connection are marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,23 @@ impl<P: Probe> Adapter<P> {
         let traffic_class = traffic_class(&qp.attr.av, &self.hub);
         let marked = service_level > 0 || traffic_class > 0;
         marked.then_some(Marking { traffic_class, service_level })
+    }
+
+    /// Gives a queue pair another service level and traffic class while it is connected. What it has begun to
+    /// send may still be of the old ones. The connection whose packets are to be marked, if there is one.
+    ///
+    /// # Errors
+    /// No such queue pair.
+    pub fn set_service_level(
+        &mut self,
+        id: QpId,
+        service_level: u8,
+        traffic_class: u8,
+    ) -> Result<Option<ConnId>, Fault> {
+        let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
+        (qp.attr.av.sl, qp.attr.av.traffic_class) = (service_level & 15, traffic_class);
+        let conns = self.hub.conns.iter();
+        Ok(conns.filter(|(_, conn)| conn.qp == Some(id)).map(|(conn, _)| conn).next())
     }
 
     /// The service level of queue pairs that name none.

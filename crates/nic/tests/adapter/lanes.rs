@@ -284,3 +284,47 @@ fn tables_change_under_load() {
         }
     }
 }
+
+/// A service level whose lane is VL15: what a reliable queue pair sends fails, and what a datagram queue pair
+/// sends is lost; neither waits for ever, nor disturbs others.
+#[test]
+fn what_has_vl15_is_discarded() {
+    for way in WAYS {
+        let mut sl2vl = Qos::default().sl2vl;
+        sl2vl[3] = 15;
+        let qos = Qos { sl2vl, ..config(&[], &[(0, 1), (1, 1)], GBIT) };
+        let mut bench = Bench::new(way, qos, &[3, 0], 5, 5000);
+        let list = [bench.from.sge(0, 5000)];
+        for index in 0..2 {
+            let flow = &bench.flows[index];
+            let (qp, op) = (flow.qps[0], flow.op);
+            bench.pair.send(0, qp, index as u64, op, &list);
+        }
+        bench.pair.run_until(bench.pair.now.after(2_000_000));
+        let mut done = bench.pair.polled(0);
+        done.sort_by_key(|it| it.0);
+        assert_eq!(done, [(0, WcStatus::RetryExcErr), (1, WcStatus::Success)], "{way:?}");
+        let qps = [bench.pair.datagram_qp(0), bench.pair.datagram_qp(1)];
+        let dgid = bench.pair.hosts[1].adapter.config().gid;
+        let ah = bench.pair.ah_with(0, dgid, |av| av.sl = 3);
+        let qpn = bench.pair.number(1, qps[1]).0;
+        let to = To::Datagram { ah, qpn, qkey: crate::pair::QKEY };
+        let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&[]));
+        let wr = SendWr { wr_id: 9, to, op: SendOp::Send, flags, payload };
+        bench.pair.send_datagram(0, qps[0], &wr).unwrap();
+        bench.pair.run_until(bench.pair.now.after(2_000_000));
+        assert_eq!(bench.pair.polled(0), [(9, WcStatus::Success)], "{way:?}");
+        assert_eq!(bench.pair.hosts[1].adapter.datagram_drops(), DatagramDrops::default());
+    }
+}
+
+/// A queue pair changes its lane while it sends.
+#[test]
+fn a_service_level_changes_under_way() {
+    let mut bench = Bench::new(Way::Link, config(&[], &[(0, 1), (1, 1)], GBIT), &[0], 5, 65536);
+    bench.run(3_000_000);
+    let qp = bench.flows[0].qps[0];
+    bench.pair.hosts[0].adapter.set_service_level(qp, 1, 0).unwrap();
+    let sent = bench.measure(3_000_000);
+    assert!(sent[0] == 0.0 && sent[1] > 300_000.0, "{sent:?}");
+}

@@ -1,4 +1,4 @@
-//! Extended sockets: figures 5 and 6 at user level, measured by `quipu sockets --measure`.
+//! Extended sockets: figures 5 and 6, measured by `quipu sockets --measure`.
 
 use anyhow::{Context, Result, bail};
 use quipu_figure::{Chart, Kind, Scale, Values};
@@ -90,6 +90,11 @@ fn extended(all: &Value) -> Result<Measured> {
         peak = bandwidth.iter().fold(peak, |peak, (_, value)| peak.max(*value));
     }
     measured.set("user-peak", peak);
+    let stack = series(all, "stack-tcp", LATENCY)?;
+    let kernel = series(all, "stack-iwarp", LATENCY)?;
+    measured.set("kernel-latency", at(&kernel, 1.0)? - at(&stack, 1.0)?);
+    let kernel = series(all, "stack-iwarp", BANDWIDTH)?;
+    measured.set("kernel-peak", kernel.iter().fold(0.0, |peak: f64, (_, value)| peak.max(*value)));
     let bandwidth = |way, size| at(&series(all, way, BANDWIDTH)?, size);
     measured.set("small-bandwidth", bandwidth("copy", 1024.0)? / bandwidth("tcp", 1024.0)?);
     measured.set("crc-cost", bandwidth("copy", 65_536.0)? / bandwidth("copy-no-crc", 65_536.0)?);
@@ -100,9 +105,15 @@ fn extended(all: &Value) -> Result<Measured> {
         ("cork", "iWARP, TCP_CORK"),
         ("copy-no-crc", "iWARP, copied, no CRC"),
         ("copy-thread", "iWARP, copied, by the thread"),
+        ("stack-tcp", "Quipu's TCP"),
+        ("stack-iwarp", "iWARP in Quipu's TCP"),
     ];
     measured.charts = charts(all, &ways)?;
-    measured.notes.push("The kernel level is not measured: Quipu has none.".into());
+    measured.notes.push(
+        "The kernel level is quipu_iw0 on Quipu's own TCP, next to that TCP alone (QPIP): both on a UDP link \
+         over loopback, whose user-space packets cost more than the kernel's loopback. Compare it with that TCP only."
+            .into(),
+    );
     Ok(measured)
 }
 
@@ -126,6 +137,8 @@ mod tests {
             way("cork", 20.0, 300.0),
             way("copy-no-crc", 13.0, 800.0),
             way("copy-thread", 40.0, 350.0),
+            way("stack-tcp", 8.0, 700.0),
+            way("stack-iwarp", 9.0, 600.0),
         ];
         let all = json!({"sizes": [1, 1024, 65536], "ways": ways});
         let five = standard(&all).unwrap();
@@ -138,6 +151,8 @@ mod tests {
             ("user-peak", 500.0),
             ("small-bandwidth", 0.4),
             ("crc-cost", 0.5),
+            ("kernel-latency", 1.0),
+            ("kernel-peak", 600.0),
         ];
         for (fact, value) in expected {
             assert!((six.values[fact] - value).abs() < 1e-9, "{fact}");

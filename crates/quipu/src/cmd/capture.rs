@@ -107,7 +107,7 @@ impl CaptureOptions {
 
 /// The absolute path of a file, since the program may be in another folder when it opens the device,
 /// after it was begun.
-fn prepared(path: &Path, option: &str, what: &str) -> Result<OsString, Failure> {
+pub(crate) fn prepared(path: &Path, option: &str, what: &str) -> Result<OsString, Failure> {
     let begun = absolute(path).and_then(|path| {
         begin(&path)?;
         Ok(path.into_os_string())

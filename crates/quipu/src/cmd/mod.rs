@@ -14,6 +14,7 @@ mod elf;
 mod env;
 mod failure;
 mod faults;
+mod ipoib;
 mod libraries;
 mod looking;
 mod machine;
@@ -73,6 +74,8 @@ enum Task {
     Top(top::Options),
     /// Start an adapter with its own IP addresses on a packet link.
     Nic(nic::Options),
+    /// Run a network interface over the adapter: IP over InfiniBand.
+    Ipoib(ipoib::Options),
     /// Run tools over that adapter's own TCP and UDP: a web server, ttcp, pingpong.
     Qpip(qpip::Options),
     /// Compile Split-C programs.
@@ -124,6 +127,7 @@ pub(crate) fn main() -> ExitCode {
         Task::Doctor(options) => doctor::run(&options),
         Task::Top(options) => top::run(&options),
         Task::Nic(options) => nic::run(&options),
+        Task::Ipoib(options) => ipoib::run(&options),
         Task::Qpip(options) => qpip::run(&options),
         Task::Splitc(options) => splitc::run(&options),
         Task::Spmd(options) => spmd::run(&options),

@@ -1,5 +1,7 @@
 //! `quipu qos` and the options of `quipu run` for it: quality of service of this user's ports.
 
+mod bench;
+
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -7,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use quipu_host::QosConfig;
-use quipu_host::nic::qos::{Config as Rules, LANES, LaneUse, Note, parse_rate, show_rate};
+use quipu_host::nic::qos::{Config as Rules, LANES, LaneUse, Note, Service, parse_rate, show_rate};
 use quipu_host::qos::{PortView, ports, replace};
 use serde_json::json;
 
@@ -38,6 +40,18 @@ impl QosOptions {
             show_notes(&notes);
         }
         Ok(())
+    }
+
+    /// What an adapter of this process is to do; `None` if nothing is asked for.
+    pub(crate) fn config(&self) -> Option<QosConfig> {
+        let wanted = QosConfig { file: self.qos.clone(), rate: self.rate };
+        (wanted != QosConfig::default()).then_some(wanted)
+    }
+
+    /// The service level that the rules give a service of this process.
+    pub(crate) fn level_of(&self, service: &Service<'_>) -> u8 {
+        let read = self.config().and_then(|wanted| wanted.read().ok());
+        read.and_then(|(rules, _)| rules.service_level(service)).unwrap_or(0)
     }
 
     /// The variables of the program's environment.
@@ -80,6 +94,7 @@ Examples:
   quipu run --rate 1Gbps --qos opensm.conf -- ib_write_bw --sl 1
   quipu qos show                     the ports of your programs: lanes, weights, what was sent
   quipu qos set other.toml           changes them while programs run
+  quipu qos bench --quick            measures weights, and pings next to bulk data
 
 A port is shared by all programs of one user with one address that were started with --rate or --qos.";
 
@@ -91,6 +106,11 @@ enum Task {
     Set(SetOptions),
     /// Check a file, and show how it is understood.
     Check(CheckOptions),
+    /// Measure a port on this machine: weights, the high limit, and pings next to bulk data.
+    Bench(bench::Options),
+    /// A process that sends by the port, for `bench`.
+    #[command(hide = true)]
+    Worker(bench::WorkerOptions),
 }
 
 #[derive(clap::Args)]
@@ -125,6 +145,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Task::Show(options) => show(options),
         Task::Set(options) => set(options),
         Task::Check(options) => check(options),
+        Task::Bench(options) => bench::run(options),
+        Task::Worker(options) => bench::work(options),
     }
 }
 

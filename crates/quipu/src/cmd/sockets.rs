@@ -14,6 +14,7 @@ use super::{elf, libraries, run, variables};
 
 mod measure;
 mod processes;
+mod stack;
 mod unseen;
 
 pub(super) use self::processes::{Process, processes};

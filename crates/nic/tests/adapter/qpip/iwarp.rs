@@ -219,6 +219,40 @@ fn a_stream_waits_for_acknowledgements() {
     assert!(there.bytes(0, LEN) == bytes);
 }
 
+/// More small messages wait than TCP lets programs of QPIP have, while nothing gets through.
+#[test]
+fn many_small_messages_may_wait() {
+    let mut net = Net::new();
+    let qps = connected(&mut net);
+    let (here, there) = (net.buffer(0, 64), net.buffer(1, 64));
+    let (addr, rkey) = (there.addr(), there.key());
+    net.filter = Some(Box::new(|to, _| to == 0));
+    for n in 0..6000u64 {
+        here.fill(0, &n.to_be_bytes());
+        request(&mut net, 0, qps[0], n, SendOp::Write { addr, rkey }, &[here.sge(0, 8)]);
+        // Each is TCP's alone.
+        net.run_for(1000);
+        net.poll(0);
+    }
+    net.filter = None;
+    request(&mut net, 0, qps[0], 7, SendOp::Read { addr, rkey }, &[here.sge(8, 8)]);
+    complete(&mut net, 0, 1);
+    assert_eq!(here.bytes(8, 8), 5999u64.to_be_bytes());
+}
+
+/// Who is not known yet has little room, whatever it sends.
+#[test]
+fn a_stream_that_starts_up_keeps_little() {
+    let mut net = Net::new();
+    let streams = stream(&mut net);
+    let now = net.now();
+    net.adapter(0).stream_send(now, streams[0], &[7; 100_000]).unwrap();
+    net.run_for(SECOND);
+    let now = net.now();
+    let heard = net.adapter(1).stream_receive(now, streams[1]).len();
+    assert!((1..=5000).contains(&heard), "{heard}");
+}
+
 /// What was sent before the end arrives before it, also what was lost on its way.
 #[test]
 fn the_end_of_a_stream_is_the_end_of_both_queue_pairs() {

@@ -165,6 +165,22 @@ impl Side {
         Ok(self.qp.post_send(&Request::send_inline(&[7; SHORT]).unsignaled())?)
     }
 
+    /// Meets the other process so often: each tells the other, and waits to be told. When they have
+    /// met once.
+    fn barriers(&self, count: u64) -> Outcome<Instant> {
+        // The other one may be a message ahead.
+        let seen = self.seen.load(Ordering::Relaxed);
+        let mut met = Instant::now();
+        for round in 1..=count {
+            self.endpoint.request(0, SINK, &[0, 0])?;
+            self.poll_until(seen + round)?;
+            if round == 1 {
+                met = Instant::now();
+            }
+        }
+        Ok(met)
+    }
+
     fn poll_until(&self, seen: u64) -> Outcome {
         while self.seen.load(Ordering::Relaxed) < seen {
             self.bundle.poll()?;
@@ -202,6 +218,9 @@ pub fn answer() -> Outcome {
                 }
             }
             "long" => side.receive_long(count)?,
+            "barrier" => {
+                side.barriers(count)?;
+            }
             "am" => {
                 let until = side.seen.load(Ordering::Relaxed) + count;
                 side.poll_until(until)?;
@@ -272,6 +291,14 @@ impl Meter {
             self.side.poll_until(seen)?;
         }
         Ok(nanoseconds(began) / f64::from(messages - 1) / 2.0)
+    }
+
+    /// A barrier of both processes, in nanoseconds.
+    pub(super) fn barrier(&mut self, count: u32) -> Outcome<f64> {
+        let count = u64::from(count.max(1));
+        self.order("barrier", count + 1)?;
+        let began = self.side.barriers(count + 1)?;
+        Ok(nanoseconds(began) / count as f64)
     }
 
     /// The time from one request to the next, with many under way, in nanoseconds.

@@ -3,6 +3,7 @@
 mod bench;
 mod costs;
 mod parts;
+mod peers;
 
 use std::process::{Command, ExitCode};
 
@@ -10,6 +11,7 @@ use serde_json::json;
 
 use super::failure::Failure;
 use bench::{Extent, Line, quartile};
+use peers::{Comparison, Peer};
 
 /// What to do with Active Messages.
 #[derive(clap::Args)]
@@ -40,6 +42,9 @@ struct BenchOptions {
     #[arg(long, default_value_t = 20_000, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..))]
     messages: u32,
+    /// Measure UCX's active messages and Open MPI next to ours, in turns, as far as they are installed.
+    #[arg(long)]
+    peers: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -71,6 +76,7 @@ Examples:
   quipu am bench                                through shared memory
   QUIPU_SAME_HOST=never quipu am bench          over TCP
   QUIPU_ADDRESS=::1 quipu am bench --json       of IPv6, for programs
+  quipu am bench --peers --rounds 5             next to UCX and Open MPI
 
 Each line has the lower quartile, median and upper quartile over the rounds. The last column is the
 median of the differences or ratios within a round, which cancels disturbances of both.";
@@ -93,6 +99,16 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Task::Bench(options) => {
             let peer = answering()?;
             let extent = Extent { rounds: options.rounds.max(1), messages: options.messages };
+            if options.peers {
+                let is_tcp = std::env::var("QUIPU_SAME_HOST").is_ok_and(|how| how == "never");
+                let comparison = peers::compare(peer, extent, is_tcp).map_err(failed)?;
+                if options.json {
+                    print_peers_json(&comparison)
+                } else {
+                    print_peers(&comparison)
+                }
+                return Ok(ExitCode::SUCCESS);
+            }
             let mut lines = bench::measure(peer, extent).map_err(failed)?;
             lines.push(bench::cost(extent).map_err(failed)?);
             if options.json { print_json(&lines) } else { print_table(&lines) }
@@ -135,6 +151,34 @@ fn print_table(lines: &[Line]) {
         let (raw, am) = (quartiles(&line.raw), quartiles(&line.am));
         println!("{:34} {raw:26} {am:26} {}", line.what, comparison(line));
     }
+}
+
+/// The median of the ratios within rounds: how often their time ours is.
+fn ratio(peer: &Peer) -> f64 {
+    let within = peer.ours.iter().zip(&peer.theirs);
+    quartile(&within.map(|(ours, theirs)| ours / theirs).collect::<Vec<_>>(), 2)
+}
+
+fn print_peers(comparison: &Comparison) {
+    println!("{:34} {:12} {:26} {:26} ours / theirs", "", "peer", "theirs", "Active Messages");
+    for peer in &comparison.peers {
+        let (theirs, ours) = (quartiles(&peer.theirs), quartiles(&peer.ours));
+        println!("{:34} {:12} {theirs:26} {ours:26} {:.2}", peer.what, peer.name, ratio(peer));
+    }
+    for reason in &comparison.skipped {
+        println!("{reason}");
+    }
+}
+
+fn print_peers_json(comparison: &Comparison) {
+    let values = |values: &[f64]| [1, 2, 3].map(|which| quartile(values, which));
+    let value = |peer: &Peer| {
+        let (theirs, ours) = (values(&peer.theirs), values(&peer.ours));
+        json!({ "what": peer.what, "peer": peer.name, "theirs": theirs, "active_messages": ours,
+                "ratio": ratio(peer) })
+    };
+    let peers: Vec<_> = comparison.peers.iter().map(value).collect();
+    println!("{}", json!({ "peers": peers, "skipped": comparison.skipped }));
 }
 
 fn print_json(lines: &[Line]) {

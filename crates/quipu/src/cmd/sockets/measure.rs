@@ -1,16 +1,18 @@
-//! `quipu sockets --measure`: what `libiwsock` costs a program that does not use it, and iWARP on a socket
-//! next to plain TCP. Each turn is two new processes; the ways take turns.
+//! `quipu sockets --measure`: what `libiwsock` costs a program that does not use it, iWARP on a socket next
+//! to plain TCP, and iWARP inside of the adapter's own TCP next to that alone. Each turn is two new
+//! processes; the ways take turns.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use quipu_host::{IwarpMode, switch_to_iwarp};
+use quipu_host::{Device, IwarpMode, switch_to_iwarp};
 use serde_json::{Value, json};
 
 use super::super::failure::Failure;
 use super::super::libraries;
+use super::stack::Stack;
 
 /// Message sizes in bytes.
 const SIZES: [usize; 6] = [1, 64, 1024, 4096, 16_384, 65_536];
@@ -22,20 +24,34 @@ struct Way {
     name: &'static str,
     preloads: bool,
     mode: Option<IwarpMode>,
+    /// By the adapter's own TCP, and no socket.
+    stack: Option<Device>,
+}
+
+impl Way {
+    const fn new(name: &'static str, preloads: bool, mode: Option<IwarpMode>) -> Self {
+        Self { name, preloads, mode, stack: None }
+    }
+
+    const fn of_stack(name: &'static str, device: Device) -> Self {
+        Self { name, preloads: false, mode: None, stack: Some(device) }
+    }
 }
 
 const fn mode(gather: u8, by_thread: bool, crc: bool) -> Option<IwarpMode> {
     Some(IwarpMode { gather, by_thread, crc, is_initiator: false })
 }
 
-const WAYS: [Way; 7] = [
-    Way { name: "tcp", preloads: false, mode: None },
-    Way { name: "library", preloads: true, mode: None },
-    Way { name: "copy", preloads: true, mode: mode(0, false, true) },
-    Way { name: "writev", preloads: true, mode: mode(1, false, true) },
-    Way { name: "cork", preloads: true, mode: mode(2, false, true) },
-    Way { name: "copy-no-crc", preloads: true, mode: mode(0, false, false) },
-    Way { name: "copy-thread", preloads: true, mode: mode(0, true, true) },
+const WAYS: [Way; 9] = [
+    Way::new("tcp", false, None),
+    Way::new("library", true, None),
+    Way::new("copy", true, mode(0, false, true)),
+    Way::new("writev", true, mode(1, false, true)),
+    Way::new("cork", true, mode(2, false, true)),
+    Way::new("copy-no-crc", true, mode(0, false, false)),
+    Way::new("copy-thread", true, mode(0, true, true)),
+    Way::of_stack("stack-tcp", Device::QuipuQp0),
+    Way::of_stack("stack-iwarp", Device::QuipuIw0),
 ];
 
 fn failed(error: impl std::fmt::Display) -> Failure {
@@ -97,18 +113,18 @@ impl Drop for Peer {
 }
 
 /// One process of a turn. `WAY:MS` measures, so many milliseconds for each value, and starts the other one,
-/// which is `WAY:0:PORT`. Prints, for each size, the one-way latency in microseconds and the bandwidth in
+/// which is `WAY:0:ADDRESS`. Prints, for each size, the one-way latency in microseconds and the bandwidth in
 /// Mbit/s.
 pub(super) fn end(text: &str) -> Result<ExitCode, Failure> {
-    let words: Vec<&str> = text.split(':').collect();
+    let words: Vec<&str> = text.splitn(3, ':').collect();
     let way = |name| WAYS.iter().find(|way| way.name == name).ok_or_else(|| failed("no such way"));
     match words[..] {
         [name, slice] => {
             let slice = Duration::from_millis(slice.parse().map_err(failed)?);
-            ask(way(name)?, slice).map_err(failed)?;
+            listen(way(name)?, slice).map_err(failed)?;
         }
-        [name, _, port] => answer(way(name)?, port).map_err(failed)?,
-        _ => return Err(failed("WAY:MS or WAY:0:PORT")),
+        [name, _, to] => connect(way(name)?, to).map_err(failed)?,
+        _ => return Err(failed("WAY:MS or WAY:0:ADDRESS")),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -121,21 +137,49 @@ fn prepare(stream: &TcpStream, way: &Way, is_initiator: bool) -> io::Result<()> 
     }
 }
 
-fn ask(way: &Way, slice: Duration) -> io::Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let name = format!("{}:0:{}", way.name, listener.local_addr()?.port());
+/// Starts the other process, which connects to this address and says so.
+fn start(way: &Way, address: SocketAddr) -> io::Result<Peer> {
+    let name = format!("{}:0:{address}", way.name);
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sockets", "--measure-end", &name]).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut peer = Peer(command.spawn()?);
+    command.spawn().map(Peer)
+}
+
+fn listen(way: &Way, slice: Duration) -> io::Result<()> {
+    if let Some(device) = way.stack {
+        let mut stack = Stack::new(device)?;
+        let _peer = start(way, stack.listen()?)?;
+        stack.accept()?;
+        return ask(&mut stack, slice);
+    }
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut peer = start(way, listener.local_addr()?)?;
     let mut ready = String::new();
     let output = peer.0.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     BufReader::new(output).read_line(&mut ready)?;
     let (mut stream, _) = listener.accept()?;
     prepare(&stream, way, false)?;
+    ask(&mut stream, slice)
+}
+
+fn connect(way: &Way, to: &str) -> io::Result<()> {
+    let to: SocketAddr = to.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
+    if let Some(device) = way.stack {
+        let mut stack = Stack::new(device)?;
+        stack.connect(to)?;
+        return answer(&mut stack);
+    }
+    let mut stream = TcpStream::connect(to)?;
+    println!("connected");
+    prepare(&stream, way, true)?;
+    answer(&mut stream)
+}
+
+fn ask(stream: &mut (impl Read + Write), slice: Duration) -> io::Result<()> {
     let mut buffer = vec![7; SIZES[SIZES.len() - 1]];
     for size in SIZES {
         let mut turn = |count: usize| -> io::Result<Duration> {
-            order(&mut stream, size, count, 1)?;
+            order(stream, size, count, 1)?;
             let begin = Instant::now();
             for _ in 0..count {
                 stream.write_all(&buffer[..size])?;
@@ -146,7 +190,7 @@ fn ask(way: &Way, slice: Duration) -> io::Result<()> {
         let (count, time) = calibrated(slice, &mut turn)?;
         println!("{}", time.as_secs_f64() * 1e6 / count as f64 / 2.0);
         let mut turn = |count: usize| -> io::Result<Duration> {
-            order(&mut stream, size, count, WINDOW)?;
+            order(stream, size, count, WINDOW)?;
             let begin = Instant::now();
             for _ in 0..count {
                 for _ in 0..WINDOW {
@@ -159,7 +203,7 @@ fn ask(way: &Way, slice: Duration) -> io::Result<()> {
         let (count, time) = calibrated(slice, &mut turn)?;
         println!("{}", (count * WINDOW * size * 8) as f64 / time.as_secs_f64() / 1e6);
     }
-    order(&mut stream, 0, 0, 0)
+    order(stream, 0, 0, 0)
 }
 
 /// Repeats a turn with growing counts until it takes the time that it is to take.
@@ -179,16 +223,12 @@ fn calibrated(
 }
 
 /// Tells the other process what comes: so many turns of so many messages of a size. Sizes of 0 end it.
-fn order(stream: &mut TcpStream, size: usize, count: usize, window: usize) -> io::Result<()> {
+fn order(stream: &mut impl Write, size: usize, count: usize, window: usize) -> io::Result<()> {
     let numbers = [size, count, window].map(|number| (number as u64).to_be_bytes());
     stream.write_all(&numbers.concat())
 }
 
-fn answer(way: &Way, port: &str) -> io::Result<()> {
-    let port = port.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    println!("connected");
-    prepare(&stream, way, true)?;
+fn answer(stream: &mut (impl Read + Write)) -> io::Result<()> {
     let mut buffer = vec![0; SIZES[SIZES.len() - 1]];
     loop {
         let mut numbers = [0; 24];

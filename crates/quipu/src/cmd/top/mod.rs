@@ -1,5 +1,6 @@
 //! `quipu top`: what all engines of the user on this machine do.
 
+mod extended;
 mod listen;
 mod model;
 mod screen;
@@ -18,6 +19,8 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 
 use self::model::Model;
 use super::failure::Failure;
+use serde_json::Value;
+
 use super::sockets::processes;
 
 /// How long a signal may take to end it.
@@ -60,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     if options.prometheus {
         print!("{}", page());
     } else if options.json {
-        println!("{}", model::json(&samples()));
+        println!("{}", all());
     } else if options.once {
         print!("{}", once(Duration::from_secs(options.interval.into())).text());
     } else if let Some(address) = options.listen {
@@ -73,9 +76,19 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Everything, for scripts: engines, then processes with extended sockets.
+fn all() -> Value {
+    let mut all = model::json(&samples());
+    if let Value::Array(list) = &mut all {
+        list.extend(extended::json(&extended::processes()));
+    }
+    all
+}
+
 /// Everything, for Prometheus.
 fn page() -> String {
-    prometheus(&samples()) + &sockets::page(&processes())
+    let extended = extended::page(&extended::processes());
+    prometheus(&samples()) + &sockets::page(&processes()) + &extended
 }
 
 /// What happens within an interval; at once if there is nobody.

@@ -25,8 +25,10 @@ pub(super) struct Model {
 }
 
 /// The headings of engines.
-pub(super) const ENGINE_COLUMNS: [&str; 10] =
-    ["PROCESS", "PROGRAM", "ADDRESS", "QPS", "MSG/S", "OUT/S", "IN/S", "ERRORS", "RNR", "DROPS"];
+const ENGINE_COLUMNS: [&str; 11] = [
+    "PROCESS", "PROGRAM", "ADDRESS", "QPS", "MSG/S", "OUT/S", "IN/S", "ERRORS", "RNR", "DROPS",
+    "LANES",
+];
 /// The headings of queue pairs.
 pub(super) const QP_COLUMNS: [&str; 10] =
     ["PROCESS", "QP", "STATE", "PATH", "PEER", "MSG/S", "OUT/S", "IN/S", "SQ", "RQ"];
@@ -120,9 +122,15 @@ impl Model {
         Self { sockets: sockets::rows(processes), ..self }
     }
 
+    /// The headings of engines: lanes where there are any.
+    pub(super) fn engine_columns(&self) -> &'static [&'static str] {
+        let has_lanes = self.samples.iter().any(|it| it.lanes.iter().any(|lane| lane[0] > 0));
+        if has_lanes { &ENGINE_COLUMNS } else { &ENGINE_COLUMNS[..10] }
+    }
+
     /// As plain text.
     pub(super) fn text(&self) -> String {
-        let mut out = table(&ENGINE_COLUMNS, &self.engines);
+        let mut out = table(self.engine_columns(), &self.engines);
         if !self.queue_pairs.is_empty() {
             out.push('\n');
             out.push_str(&table(&QP_COLUMNS, &self.queue_pairs));
@@ -151,8 +159,21 @@ fn engine(sample: &Sample, old: &Sample, seconds: f64) -> Row {
         errors.to_string(),
         rnr.to_string(),
         sample.drops.iter().sum::<u64>().to_string(),
+        lane_shares(sample, old),
     ];
     Row { cells, alarming: errors > 0, weight: flow.messages }
+}
+
+/// What each virtual lane has sent of all octets since the sample before, in percent, such as `0:20 1:80`.
+fn lane_shares(sample: &Sample, old: &Sample) -> String {
+    let sent = |lane: usize| sample.lanes[lane][0].saturating_sub(old.lanes[lane][0]);
+    let all: u64 = (0..sample.lanes.len()).map(sent).sum();
+    let shares = (0..sample.lanes.len()).filter(|&lane| sent(lane) > 0);
+    let shares = shares.map(|lane| {
+        let percent = sent(lane) as f64 * 100.0 / all as f64;
+        format!("{lane}:{percent:.0}")
+    });
+    shares.collect::<Vec<_>>().join(" ")
 }
 
 fn queue_pair(sample: &Sample, qp: &QueuePair, old: &QueuePair, seconds: f64) -> Row {
@@ -332,8 +353,8 @@ pub(super) mod tests {
         assert_eq!(
             cells,
             [
-                "8 ib_send_bw 192.0.2.1 2 2.5M 2.5G 0 1 0 3",
-                "7 ib_send_bw 192.0.2.1 2 100 100k 0 0 0 0",
+                "8 ib_send_bw 192.0.2.1 2 2.5M 2.5G 0 1 0 3 ",
+                "7 ib_send_bw 192.0.2.1 2 100 100k 0 0 0 0 ",
             ]
         );
         assert_eq!(model.engines.iter().map(|row| row.alarming).collect::<Vec<_>>(), [true, false]);
@@ -342,6 +363,19 @@ pub(super) mod tests {
             "8 c35001 RTS tcp 192.0.2.7 c40001 2.5M 2.5G 0 5 6"
         );
         assert_eq!(model.queue_pairs.iter().filter(|row| row.alarming).count(), 2);
+    }
+
+    #[test]
+    fn lanes_have_a_column_where_there_are_any() {
+        let (old, mut new) = (sample(7, 10, 100), sample(7, 12, 300));
+        assert_eq!(
+            Model::new(vec![new.clone()], std::slice::from_ref(&old), 0).engine_columns().len(),
+            10
+        );
+        (new.lanes[0][0], new.lanes[3][0]) = (2_000, 8_000);
+        let model = Model::new(vec![new], &[old], 0);
+        assert_eq!(model.engine_columns().last(), Some(&"LANES"));
+        assert_eq!(model.engines[0].cells[10], "0:20 3:80");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Row as TableRow, Table};
 
-use super::model::{ENGINE_COLUMNS, Model, QP_COLUMNS, Row, widths};
+use super::model::{Model, QP_COLUMNS, Row, widths};
 use super::sockets;
 
 /// Lines around the rows of a table: its frame and its headings.
@@ -50,7 +50,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model, scroll: usize) -> usize
         count => format!(" {count} engines{} ", shown(count, begins[0], ends[0])),
     };
     let room = usize::from(frame.area().width).saturating_sub(2);
-    let engines = table(title, &ENGINE_COLUMNS, &model.engines, begins[0], room);
+    let engines = table(title, model.engine_columns(), &model.engines, begins[0], room);
     frame.render_widget(engines, areas[0]);
     let count = model.queue_pairs.len();
     let title = format!(" {count} queue pairs{} ", shown(count, begins[1], ends[1]));
