@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::tls::certificates;
 use super::{Folder, Program, Server, content, is_there, needs, run};
 
 /// A disk that is attached until the end of the test.
@@ -125,6 +126,38 @@ fn many_requests_are_under_way_at_a_time() {
         assert!(most >= least, "{arguments:?}: {most}");
     }
     drop(server);
+}
+
+/// Random requests of all lengths, 32 at a time, each of which is read again.
+fn verify(attached: &Attached) {
+    let file = format!("--filename={}", attached.file());
+    let all = ["--name=t", "--rw=randrw", "--bsrange=512-512k", "--size=16M", "--direct=1", &file];
+    let depth = ["--ioengine=libaio", "--iodepth=32", "--verify=crc32c", "--verify_state_save=0"];
+    run("fio", &[&all[..], &depth].concat());
+}
+
+#[test]
+fn all_transports_carry_many_requests_at_a_time() {
+    if !is_there("fio", "fio") || !is_there("openssl", "openssl") {
+        return;
+    }
+    let folder = Folder::new("transports");
+    let pki = certificates(&folder);
+    let (chain, key) = (format!("{pki}/server-cert.pem"), format!("{pki}/server-key.pem"));
+    let tls = ["--tls-certificate", &chain, "--tls-key", &key];
+    let link = ["--link", "udp:127.0.0.1:0"];
+    let disk = ["--memory", "16M"];
+    for (serve, attach, query) in [
+        (&tls[..], &[][..], format!("?tls-certificates={pki}")),
+        (&["--rdma"], &[], String::new()),
+        (&[&["--qpip"][..], &link].concat(), &link, String::new()),
+    ] {
+        let server = Server::tcp(&[&disk, serve].concat());
+        let uri = server.uri.clone() + &query;
+        let Some(attached) = Attached::new(&folder, &[attach, &[&uri]].concat()) else { return };
+        verify(&attached);
+        attached.end();
+    }
 }
 
 fn is_root() -> bool {
@@ -251,5 +284,51 @@ fn without_reconnect_a_killed_server_is_an_error_soon() {
         let error = file.write_all(&[2; 65536]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(5), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(15));
+    }
+}
+
+#[test]
+fn a_disk_of_another_host_goes_on_after_the_network_was_cut() {
+    let may = Command::new("unshare").args(["-rnm", "true"]).status();
+    if !may.is_ok_and(|status| status.success()) || !is_there("ip", "iproute2") {
+        eprintln!("skipped: no network namespace is allowed here");
+        return;
+    }
+    if !needs::met(Path::new("/dev/fuse").exists(), "fuse3 (and /dev/fuse)") {
+        return;
+    }
+    for (transport, scheme) in [("", "nbd"), ("--rdma", "nbd+rdma")] {
+        let folder = Folder::new(&format!("cut-{scheme}"));
+        let (source, target, at) =
+            (folder.file("source"), folder.file("target"), folder.file("mount"));
+        fs::write(&source, content(12 << 20)).unwrap();
+        fs::create_dir_all(&at).unwrap();
+        // The server at one end of a veth pair, the client at the other, whose end goes down for five
+        // seconds.
+        let script = format!(
+            "set -e; ip link set lo up; unshare -n sleep 100 & far=$!; \
+             trap 'kill $far $server $client 2>/dev/null || true' EXIT; \
+             for i in $(seq 100); do \
+                 [ \"$(readlink /proc/$far/ns/net)\" != \"$(readlink /proc/$$/ns/net)\" ] && break; sleep 0.05; \
+             done; \
+             ip link add here type veth peer name there netns $far; \
+             ip address add 10.9.0.1/24 dev here; ip link set here up; \
+             nsenter -t $far -n sh -c 'ip link set lo up; ip address add 10.9.0.2/24 dev there; \
+                 ip link set there up; exec {quipu} nbd serve --memory 12M {transport} \
+                 --listen 10.9.0.2:10809' >/dev/null & server=$!; \
+             for i in $(seq 100); do {quipu} nbd info {scheme}://10.9.0.2 >/dev/null 2>&1 && break; sleep 0.1; done; \
+             {quipu} nbd attach --reconnect 60 --timeout 2 {scheme}://10.9.0.2 {at} & client=$!; \
+             for i in $(seq 100); do [ -e {at}/nbd ] && break; sleep 0.1; done; \
+             (for i in $(seq 0 11); do \
+                 dd if={source} of={at}/nbd bs=1M count=1 skip=$i seek=$i conv=notrunc,fsync \
+                     status=none; \
+                 sleep 0.1; done) & writer=$!; \
+             sleep 0.5; ip link set here down; sleep 5; ip link set here up; \
+             wait $writer; umount {at}; wait $client; \
+             {quipu} nbd copy {scheme}://10.9.0.2 {target}",
+            quipu = env!("CARGO_BIN_EXE_quipu")
+        );
+        run("timeout", &["90", "unshare", "-rnm", "sh", "-c", &script]);
+        assert!(fs::read(&target).unwrap() == content(12 << 20), "{scheme}");
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use super::{Folder, Program, Server, content, is_there, quipu, refused, run};
 
 /// Certificates, in the files that nbdkit, qemu and libnbd look for.
-fn certificates(folder: &Folder) -> String {
+pub(super) fn certificates(folder: &Folder) -> String {
     let at = folder.file("pki");
     fs::create_dir_all(&at).unwrap();
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes";

@@ -1,7 +1,7 @@
 //! `quipu nbd serve`: a disk for NBD clients.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -164,6 +164,8 @@ impl Door {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
                 let _ = stream.set_nodelay(true);
+                // Without it a client that is gone keeps its connection for ever.
+                let _ = keep_alive(&stream);
                 Caller::Socket(Socket::Tcp(stream))
             }
             Self::Unix(listener) => Caller::Socket(Socket::Unix(listener.accept()?.0)),
@@ -171,6 +173,16 @@ impl Door {
             Self::Qpip(door) => Caller::Socket(Socket::Qpip(Box::new(door.next()?))),
         })
     }
+}
+
+/// Has the kernel end a connection whose client does not answer for a minute and a half: its network is
+/// cut, or its machine is off.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
 fn listen(options: &Options) -> Result<(Place, Door), Failure> {

@@ -209,7 +209,7 @@ impl Place {
         self.turns.set(self.turns.get() + 1);
         fs::create_dir_all(&at)?;
         let file = format!("{at}/nbd");
-        let client = if nbdfuse {
+        let mut client = if nbdfuse {
             start_until(command(&["nbdfuse", &at, contender.uri]), file.as_ref())?
         } else {
             let line =
@@ -218,6 +218,8 @@ impl Place {
         };
         let outcome = self.file_system(&file, Some(client.0.id()), name, table);
         unmount(&at)?;
+        // It ends by itself, after its last flush.
+        client.wait(Duration::from_secs(5));
         outcome
     }
 

@@ -13,6 +13,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A program.
 pub(super) struct Running(pub(super) Child);
 
+impl Running {
+    /// Waits for its end, for `limit` at most.
+    pub(super) fn wait(&mut self, limit: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < limit && matches!(self.0.try_wait(), Ok(None)) {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
