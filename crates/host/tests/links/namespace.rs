@@ -107,6 +107,6 @@ fn somebody() {
     let (name, addresses) = Default::default();
     let wide = LinkSpec::Namespace { name, addresses, mtu: Some(65_535), station: None };
     let said = packet::open(&wide).err().unwrap().to_string();
-    assert!(said.contains("setting up the TAP device in the user namespace"), "{said}");
+    assert!(said.contains("setting up the network device in the user namespace"), "{said}");
     assert!(said.contains("choose an MTU"), "{said}");
 }
