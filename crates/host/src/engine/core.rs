@@ -461,12 +461,8 @@ impl Core {
         let cm = self.cm.as_ref().and_then(|cm| cm.poll_timeout()).map(Time);
         let (net, links) = (self.net.poll_timeout(), self.links.poll_timeout());
         let qpip = self.qpip.as_ref().and_then(|qpip| qpip.poll_timeout());
-        let deadlines = [self.adapter.poll_timeout(), net, links, qpip, cm];
-        let first = deadlines.into_iter().flatten().min();
-        match &self.faults {
-            None => first,
-            Some(faults) => [first, faults.poll_timeout()].into_iter().flatten().min(),
-        }
+        let faults = self.faults.as_ref().and_then(|faults| faults.poll_timeout());
+        earliest([self.adapter.poll_timeout(), net, links, qpip, cm, faults])
     }
 
     /// Gets ready to wait for descriptors, after [`run`](Self::run) has found nothing: how long at
@@ -482,7 +478,7 @@ impl Core {
         self.settle(now);
         self.watch_sleep();
         self.publish(now);
-        let deadline = [self.deadline(), self.news_due(), batch].into_iter().flatten().min();
+        let deadline = earliest([self.deadline(), self.news_due(), batch]);
         self.wakes_at = Some(deadline.unwrap_or(Time(u64::MAX)));
         self.polls_beside_waiter = 0;
         Some(deadline.map(|at| Duration::from_nanos(at.since(now))))
@@ -525,7 +521,7 @@ impl Core {
     }
 
     fn call_before(&mut self, wakes_at: Time) {
-        let deadline = [self.deadline(), self.news_due()].into_iter().flatten().min();
+        let deadline = earliest([self.deadline(), self.news_due()]);
         // Acknowledgements that wait for a message are its to release, if nobody polls any more.
         let owes = wakes_at > Time(0) && self.adapter.owes_acks();
         let early = owes || deadline.is_some_and(|deadline| deadline < wakes_at);
@@ -602,6 +598,15 @@ impl Core {
             publisher.publish_now(now, &self.adapter, &self.calls);
         }
     }
+}
+
+/// The first of what is due. What is not due counts as due at the end of time: of two `Option`s, a compiler
+/// may compare the times before it looks whether they are there, and Valgrind reports that.
+#[inline]
+fn earliest<const N: usize>(due: [Option<Time>; N]) -> Option<Time> {
+    let never = Time(u64::MAX);
+    let first = due.into_iter().map(|time| time.unwrap_or(never)).fold(never, Time::min);
+    (first < never).then_some(first)
 }
 
 #[cfg(test)]
