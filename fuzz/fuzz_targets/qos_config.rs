@@ -81,7 +81,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(notes.iter().all(|note| !note.what.is_empty()));
     let (again, _) = Config::parse(&config.to_toml(), "again").expect("what is written is read");
     assert_eq!(again, config);
-    let service = Service { id: Some(0x10000), program: "perf" };
+    let service = Service { id: Some(0x10000), program: "perf", is_ipoib: false };
     if let Some(sl) = config.service_level(&service) {
         SHARES.reach("a rule");
         assert!(sl < 16);
