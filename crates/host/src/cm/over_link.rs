@@ -18,7 +18,7 @@ pub(crate) enum StreamOrder {
     Open { stream: StreamKey, id: IdKey, from: SocketAddr, to: SocketAddr, first: Vec<u8> },
     /// Take one that has come.
     Take { stream: StreamKey, connection: TcpId },
-    /// Send bytes behind all others.
+    /// Send bytes after all others.
     Send { stream: StreamKey, bytes: Vec<u8> },
     /// End it, or reset it.
     Close { stream: StreamKey, reset: bool },

@@ -345,7 +345,7 @@ impl Connection {
 
     /// `len` octets more are to be sent, and can be read until they are acknowledged. In message mode
     /// `end_of_message` says that a message ends with them; in stream mode it means something only to
-    /// segments that are [aligned](Config::aligned). Returns the offset of the stream behind them.
+    /// segments that are [aligned](Config::aligned). Returns the offset of the stream after them.
     ///
     /// # Errors
     /// The connection is closed for sending, or has carried all that it can; in message mode also: too many

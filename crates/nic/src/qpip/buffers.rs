@@ -17,7 +17,7 @@ impl Outbox {
         self.bytes.len()
     }
 
-    /// Adds octets behind all others.
+    /// Adds octets after all others.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend(bytes);
     }
