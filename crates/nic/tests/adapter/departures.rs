@@ -275,14 +275,7 @@ fn answers_come_before_the_end_that_the_peer_is_to_blame_for() {
 /// Also where it is gone before it has taken the answers: a receive that was too short waits for nothing.
 #[test]
 fn who_is_to_blame_for_an_end_may_leave_before_it() {
-    const LEN: usize = 300_000;
-    let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
-    let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
-    pair.recv(1, qps[1], 3, &[there.sge(0, 4)]);
-    let read = SendOp::Read { addr: there.addr(), rkey: there.key() };
-    pair.send(0, qps[0], 1, read, &[here.sge(0, LEN)]);
-    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, 8)]);
-    ask(&mut pair);
+    let (mut pair, qps) = asked_too_much();
     assert_eq!(pair.polled(1), []);
     let conn = pair.stream_ends()[1];
     pair.hosts[1].adapter.handle_lost(pair.now, conn, Loss::Closed);
@@ -294,19 +287,25 @@ fn who_is_to_blame_for_an_end_may_leave_before_it() {
 /// It says no end that would be taken for the end of a read that it has not answered.
 #[test]
 fn who_leaves_with_answers_owed_blames_no_request() {
-    const LEN: usize = 300_000;
     for how in [Leave::Destroyed, Leave::Reset, Leave::Error] {
-        let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
-        let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
-        pair.recv(1, qps[1], 3, &[there.sge(0, 4)]);
-        let read = SendOp::Read { addr: there.addr(), rkey: there.key() };
-        pair.send(0, qps[0], 1, read, &[here.sge(0, LEN)]);
-        pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, 8)]);
-        ask(&mut pair);
+        let (mut pair, qps) = asked_too_much();
         leave(&mut pair, qps[1], how);
         pair.later(SECOND);
         assert_eq!(pair.polled(0), [(1, RetryExcErr), (2, WrFlushErr)], "{how:?}");
     }
+}
+
+/// A long read, and a send that is too long for its receive, have arrived; nothing is answered.
+fn asked_too_much() -> (Pair, [QpId; 2]) {
+    const LEN: usize = 300_000;
+    let (mut pair, qps) = connected_with(Way::Stream(usize::MAX), impatient);
+    let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
+    pair.recv(1, qps[1], 3, &[there.sge(0, 4)]);
+    let read = SendOp::Read { addr: there.addr(), rkey: there.key() };
+    pair.send(0, qps[0], 1, read, &[here.sge(0, LEN)]);
+    pair.send(0, qps[0], 2, SendOp::Send, &[here.sge(0, 8)]);
+    ask(&mut pair);
+    (pair, qps)
 }
 
 /// The requests of host 0 arrive, and nothing else happens.
