@@ -105,7 +105,7 @@ impl Message {
 
     /// The first bytes, as one number: of a message with so many arguments.
     #[inline]
-    fn fixed(&self, nargs: usize) -> u64 {
+    pub(crate) fn fixed(&self, nargs: usize) -> u64 {
         let tagged = if self.tag.is_some() { TAGGED } else { 0 };
         let starved = if self.starved { STARVED } else { 0 };
         let first = self.kind as u8 | (self.category as u8) << 4 | tagged | starved;

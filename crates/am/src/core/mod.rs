@@ -3,13 +3,16 @@
 mod connect;
 mod credits;
 mod deliver;
+mod delivery;
+mod express;
 mod receive;
 mod request;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-pub use deliver::{Delivery, DeliveryKind, Payload, Replied, ReplyTicket};
+pub use deliver::{Replied, ReplyTicket};
+pub use delivery::{Delivery, DeliveryKind, Payload};
 pub use request::{Body, Outgoing, Sent, Ticket};
 
 use crate::conn::{Conn, ConnId, PeerSegment, Role};
@@ -63,6 +66,8 @@ pub struct Core<F, H> {
     /// Writes of replies under way: their numbers and connections.
     reply_writes: Vec<(u32, ConnId)>,
     next_ticket: u32,
+    /// Deliveries that are finished, for the next messages.
+    spare: Vec<Box<Delivery<H>>>,
 }
 
 impl<F: Fabric, H: Clone> Core<F, H> {
@@ -101,6 +106,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             probed_up_to: 0,
             reply_writes: Vec::new(),
             next_ticket: 0,
+            spare: Vec::new(),
             config,
         })
     }

@@ -11,7 +11,7 @@ use crate::records::Purpose;
 use crate::types::{Arg, CallError, Category, MAX_ARGS, Operation, Status, Tag};
 
 /// Sends between two that ask for a completion, so that the send queue has room again.
-const CHECKPOINT_EVERY: u16 = 16;
+pub(super) const CHECKPOINT_EVERY: u16 = 16;
 /// Messages that wait for their handlers while a request that comes back at once may join them.
 const MOST_WAITING: usize = 1024;
 /// Bytes of a medium message that may be copied into the send queue.
@@ -140,6 +140,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         index: u32,
         out: &Outgoing<'_>,
     ) -> Result<Sent<H>, CallError> {
+        if self.request_short(id, index, out) {
+            return Ok(Sent::Done);
+        }
+        self.request_any(id, index, out)
+    }
+
+    /// Sends a request of any kind.
+    #[inline(never)]
+    fn request_any(
+        &mut self,
+        id: EndpointId,
+        index: u32,
+        out: &Outgoing<'_>,
+    ) -> Result<Sent<H>, CallError> {
         let mut message = out.message(Kind::Request, 0, self.config.max_medium)?;
         let target = self.target(id, index)?;
         let Link::Conn(conn) = target.link else {
@@ -194,7 +208,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 return self.refuse(id, index, (message, out), operation, status);
             }
             self.counters[id.index() as usize].requests_sent += 1;
-            return Ok(Sent::Own(Box::new(self.own_delivery(id, message, out, true))));
+            return Ok(Sent::Own(self.own_delivery(id, message, out, true)));
         }
         self.begin(id, index, name, tag)?;
         Err(CallError::WouldBlock)

@@ -59,7 +59,7 @@ struct Run {
     fates: HashMap<(i32, i32), Fate>,
     next: Vec<i32>,
     /// Handlers that run now, and until when.
-    running: Vec<(usize, u64, Delivery<u16>)>,
+    running: Vec<(usize, u64, Box<Delivery<u16>>)>,
     asleep_until: Vec<u64>,
     /// Bulk sources in use: the node, the place, and the request.
     sources: Vec<(usize, u64, Ticket)>,

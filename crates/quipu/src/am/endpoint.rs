@@ -447,7 +447,7 @@ impl Endpoint {
             Sent::Done => Ok(None),
             Sent::Pending(ticket) => Ok(Some(ticket)),
             Sent::Own(delivery) => {
-                self.shared().run(*delivery);
+                self.shared().run(delivery);
                 Ok(None)
             }
         }
