@@ -142,6 +142,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             if u32::from(acceptor.granted) > share + 1 {
                 acceptor.granted -= 1;
                 self.pool.free += 1;
+                self.return_signals(conn);
                 return -1;
             }
         }

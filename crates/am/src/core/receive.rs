@@ -167,8 +167,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Whether an engine would send this message, which is no request and has no payload, and so
     /// now, to the end that has accepted.
     fn for_acceptor(&mut self, id: ConnId, message: &Message, args: &[Arg; MAX_ARGS]) -> bool {
-        if message.kind == Kind::Revoked {
-            return self.control_answered(id, message.credits);
+        match (message.kind, message.category) {
+            (Kind::Revoked, _) => return self.control_answered(id, message.credits),
+            (Kind::Signal, Category::Short) => return self.received_signal(id, message),
+            _ => {}
         }
         let Some(conn) = self.conns.get_mut(id) else { return false };
         let (endpoint, to) = (conn.endpoint, conn.peer);
@@ -207,6 +209,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 self.give_back(id, message.credits);
                 return true;
             }
+            Kind::SignalsTaken => return self.signals_taken(id, message.credits),
             Kind::SegmentChanged => {
                 initiator.segment = PeerSegment::Unknown;
                 self.give_back(id, 0);
@@ -321,6 +324,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if !self.take_back(id, credits) {
             return false;
         }
+        // The peer has fewer credits now.
+        self.return_signals(id);
         let news = self.conns.get_mut(id).and_then(Conn::acceptor);
         if news.is_some_and(|acceptor| std::mem::take(&mut acceptor.has_news)) {
             self.announce_segment(id);
@@ -355,7 +360,7 @@ impl Initiator {
 impl Acceptor {
     /// Counts a request that has come; none if it has no credit.
     #[inline]
-    fn take_request(&mut self, conn: ConnId, tag: Option<Tag>) -> Option<What> {
+    pub(super) fn take_request(&mut self, conn: ConnId, tag: Option<Tag>) -> Option<What> {
         if self.in_service >= self.granted {
             return None;
         }

@@ -112,7 +112,7 @@ pub enum Sent<H> {
 
 impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline]
-    fn target(&self, id: EndpointId, index: u32) -> Result<&Translation, CallError> {
+    pub(super) fn target(&self, id: EndpointId, index: u32) -> Result<&Translation, CallError> {
         let entry = self.endpoint(id)?.translations.get(index as usize);
         entry.and_then(Option::as_ref).ok_or(CallError::NotMapped(index))
     }
@@ -195,7 +195,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         message: &Message,
     ) -> Result<Sent<H>, CallError> {
         let operation = Operation::Request(message.category);
-        let Translation { name, tag, link } = *self.target(id, index)?;
+        let Translation { name, tag, link, .. } = *self.target(id, index)?;
         if let Link::Dead(status) = link {
             return self.refuse(id, index, (message, out), operation, status);
         }
@@ -387,7 +387,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         (offset, len): (u64, u64),
         (handler, args): (u16, &[Arg]),
     ) -> Result<(), CallError> {
-        let Translation { name, tag, link } = *self.target(id, index)?;
+        let Translation { name, tag, link, .. } = *self.target(id, index)?;
         let here = self.endpoint(id)?.segment.unwrap_or(Remote { addr: 0, len: 0, key: 0 });
         let body = Body::Bulk { from: Local { addr: 0, len, key: 0 }, offset };
         let out = Outgoing { handler, args, body };

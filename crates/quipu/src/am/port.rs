@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu_am::{BundleId, Config, Core, Delivery};
+use quipu_am::{BundleId, Config, Core, Delivery, EndpointId};
 use quipu_host::nic::Completion;
 use quipu_host::{Guard, Lock};
 
+use super::endpoint::{EMPTY_POLLS, NAP as SHORT_NAP};
 use super::fabric::HostFabric;
 use super::message::{Handler, Message};
 use super::sizes::Sizes;
@@ -44,9 +45,12 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
+/// The engine of a port.
+pub(super) type Engine = Core<HostFabric, Handler>;
+
 /// What the lock of a port is around.
 pub(super) struct State {
-    pub(super) core: Core<HostFabric, Handler>,
+    pub(super) core: Engine,
     completions: Box<[Completion]>,
     /// Those of the last poll that the engine has not taken in yet.
     left: Range<usize>,
@@ -330,6 +334,32 @@ impl Shared {
             run.finish(&mut state);
         }
         Ok(ran)
+    }
+
+    /// Polls, and runs handlers of the bundle of an endpoint, until something is so.
+    pub(super) fn poll_until(
+        &self,
+        endpoint: EndpointId,
+        mut is_so: impl FnMut(&mut Engine) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let mut state = self.lock();
+        let mut empty = 0;
+        while !is_so(&mut state.core)? {
+            let bundle = state.core.bundle_of(endpoint)?;
+            let delivery = self.next(&mut state, bundle, &mut false)?;
+            drop(state);
+            if let Some(delivery) = delivery {
+                self.run(delivery);
+                empty = 0;
+            } else if empty < EMPTY_POLLS {
+                empty += 1;
+            } else {
+                // The peer may need this processor.
+                self.sleep(bundle, Some(SHORT_NAP))?;
+            }
+            state = self.lock();
+        }
+        Ok(())
     }
 
     /// Runs a handler.
