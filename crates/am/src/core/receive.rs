@@ -1,6 +1,6 @@
 //! What queue pairs report: messages, posts that are done, connections that fail.
 
-use super::{Core, Delivery};
+use super::{Core, Delivery, signals};
 use crate::conn::{Acceptor, Conn, ConnId, Initiator, PeerSegment, Role};
 use crate::endpoint::{Arrived, BundleId, EndpointId, Returned, What};
 use crate::fabric::{Event, Fabric, Refusal, Remote};
@@ -86,6 +86,13 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             // Most are so short. A slot has room for the longest head.
             let mut head = [0; SMALL];
             self.fabric.load(slot, 0, &mut head);
+            if signals::is_signal(&head, len) {
+                self.repost(slot);
+                if !self.received_signal(conn, &Message::new(Kind::Signal, 0)) {
+                    self.give_up(conn, Status::Unreachable);
+                }
+                return None;
+            }
             if let Some(delivery) = self.deliver_short(polled, conn, &head, (slot, len)) {
                 return Some(delivery);
             }

@@ -9,7 +9,7 @@ use super::Core;
 use crate::conn::{Acceptor, Conn, ConnId, Role};
 use crate::endpoint::{EndpointId, Link};
 use crate::fabric::Fabric;
-use crate::message::{Kind, Message};
+use crate::message::{FIXED, Kind, Message};
 use crate::name::Name;
 use crate::types::CallError;
 
@@ -21,6 +21,13 @@ impl Acceptor {
     fn owes_signals(&self) -> bool {
         self.taken_signals >= (self.granted / 2).max(1)
     }
+}
+
+/// Whether a message of `len` bytes, of which `head` has the first, is a signal of which nothing is unusual.
+#[inline(always)]
+pub(super) fn is_signal(head: &[u8], len: usize) -> bool {
+    const SIGNAL: [u8; FIXED] = (Kind::Signal as u64).to_le_bytes();
+    len == FIXED && head.starts_with(&SIGNAL)
 }
 
 /// Whether the name by which a peer is mapped is that of the one that has connected.
@@ -186,5 +193,27 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         initiator.signals -= count;
         initiator.in_flight = initiator.in_flight.saturating_sub(count);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::MAX_HEAD;
+
+    #[test]
+    fn a_signal_is_known_by_its_first_bytes() {
+        let written = |message: Message| {
+            let mut bytes = [0; MAX_HEAD];
+            let len = message.encode(&[], &mut bytes);
+            (bytes, len)
+        };
+        let signal = Message::new(Kind::Signal, 0);
+        let (bytes, len) = written(signal);
+        assert!(is_signal(&bytes, len) && !is_signal(&bytes, len + 4));
+        for other in [Message { starved: true, ..signal }, Message::new(Kind::Revoked, 0)] {
+            let (bytes, len) = written(other);
+            assert!(!is_signal(&bytes, len), "{other:?}");
+        }
     }
 }
