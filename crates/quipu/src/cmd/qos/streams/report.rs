@@ -12,6 +12,8 @@ use super::{Kind, Tables};
 pub(super) struct Share {
     pub(super) kinds: (Kind, Kind),
     pub(super) tables: Tables,
+    /// The port's.
+    pub(super) rate: u64,
     /// Of each, with headers.
     pub(super) mbps: (f64, f64),
 }
@@ -24,7 +26,6 @@ pub(super) struct Skipped {
 
 /// All of it.
 pub(super) struct Report {
-    pub(super) rate: u64,
     pub(super) shares: Vec<Share>,
     pub(super) skipped: Vec<Skipped>,
 }
@@ -41,11 +42,27 @@ impl Tables {
 }
 
 impl Report {
+    /// The rate of a port that two senders keep full: at most this one, and a quarter of what each moves alone.
+    pub(super) fn rate_of(&self, kinds: (Kind, Kind), most: u64) -> u64 {
+        let sends = |kind: Kind| kind.name() == kinds.0.name() || kind.name() == kinds.1.name();
+        let alone = self.shares.iter().filter(|it| it.tables == Tables::Alone && sends(it.kinds.0));
+        let quarters = alone.map(|it| (it.mbps.0 * 250_000.0) as u64);
+        quarters.fold(most, u64::min).max(1_000_000)
+    }
+
     /// For people.
     pub(super) fn print(&self) -> io::Result<()> {
-        println!("port at {}; alone: without a rate", show_rate(self.rate));
-        let heading =
-            ["first lane", "other", "rule", "value", "Mbit/s", "other", "ratio", "expected"];
+        let heading = [
+            "first lane",
+            "other",
+            "rule",
+            "value",
+            "rate",
+            "Mbit/s",
+            "other",
+            "ratio",
+            "expected",
+        ];
         let mut rows: Vec<Vec<String>> = vec![heading.map(str::to_owned).into()];
         rows.extend(self.shares.iter().map(|share| {
             let (rule, value) = share.tables.words();
@@ -57,6 +74,7 @@ impl Report {
                 unless_alone(share.kinds.1.name().to_owned()),
                 rule.to_owned(),
                 unless_alone(value.to_string()),
+                unless_alone(show_rate(share.rate)),
                 format!("{first:.1}"),
                 unless_alone(format!("{other:.1}")),
                 unless_alone(format!("{:.2}", first / other)),
@@ -80,6 +98,7 @@ impl Report {
                 "other": (!is_alone).then(|| share.kinds.1.name()),
                 "rule": rule,
                 "value": value,
+                "rate": (!is_alone).then_some(share.rate),
                 "first_mbps": share.mbps.0,
                 "other_mbps": (!is_alone).then_some(share.mbps.1),
                 "expected": (!is_alone).then(|| share.tables.expected()),
@@ -87,7 +106,6 @@ impl Report {
         };
         let skipped = self.skipped.iter().map(|it| json!({"kind": it.kind, "why": it.why}));
         json!({
-            "rate": self.rate,
             "shares": self.shares.iter().map(share).collect::<Vec<_>>(),
             "skipped": skipped.collect::<Vec<_>>(),
         })
