@@ -35,8 +35,8 @@ impl Environment<'_> {
             .with_context(|| format!("quipu {} printed no JSON", arguments.join(" ")))
     }
 
-    /// Runs `quipu` with some environment variables and arguments and returns its standard output. Lines of its
-    /// standard error are progress.
+    /// Runs `quipu` with some environment variables and arguments and returns its standard output.
+    /// Lines of its standard error are progress.
     ///
     /// # Errors
     ///

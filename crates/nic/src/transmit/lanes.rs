@@ -50,8 +50,8 @@ pub trait PortShare: Send {
         None
     }
 
-    /// Whether others may give the port another configuration at any time. Then the adapter looks at it now and
-    /// then even if its tables starve all lanes in which something waits.
+    /// Whether others may give the port another configuration at any time. Then the adapter looks at it every
+    /// 20 ms even if its tables starve all lanes in which something waits.
     fn is_shared(&self) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! Quality of service for SDP and IPoIB: figures 2 to 12, on the simulated hosts of the paper and at a port of
-//! this machine.
+//! Quality of service for SDP and IPoIB: figures 2 to 12, on the simulated hosts of the paper and at a port
+//! of this machine.
 //!
 //! | module | is |
 //! |---|---|

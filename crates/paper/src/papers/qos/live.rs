@@ -1,5 +1,5 @@
-//! The figures on this machine: `quipu qos streams` measures one port by which SDP, IP over the adapter and bulk
-//! data (in place of MPI) leave.
+//! The figures on this machine: `quipu qos streams` measures one port by which SDP, IP over the adapter and
+//! bulk data (in place of MPI) leave.
 
 use std::collections::BTreeMap;
 

@@ -42,7 +42,7 @@ impl Tables {
 }
 
 impl Report {
-    /// The rate of a port that two senders keep full: at most this one, and a quarter of what each moves alone.
+    /// The rate of a port that two senders keep full: a quarter of what each moves alone, at most this one.
     pub(super) fn rate_of(&self, kinds: (Kind, Kind), most: u64) -> u64 {
         let sends = |kind: Kind| kind.name() == kinds.0.name() || kind.name() == kinds.1.name();
         let alone = self.shares.iter().filter(|it| it.tables == Tables::Alone && sends(it.kinds.0));
