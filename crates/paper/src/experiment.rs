@@ -1,14 +1,19 @@
 //! What an experiment gets and returns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 pub use anyhow::Error;
 use anyhow::{Context, Result, ensure};
 use quipu_figure::Chart;
 
 use crate::data::Figure;
+
+/// Lines of a command's standard error that the message of its failure has.
+const KEPT_LINES: usize = 5;
 
 /// What experiments may use.
 pub struct Environment<'a> {
@@ -34,7 +39,8 @@ impl Environment<'_> {
             .with_context(|| format!("quipu {} printed no JSON", arguments.join(" ")))
     }
 
-    /// Runs `quipu` with some environment variables and arguments and returns its standard output.
+    /// Runs `quipu` with some environment variables and arguments and returns its standard output. What it
+    /// prints to standard error is progress.
     ///
     /// # Errors
     ///
@@ -42,17 +48,33 @@ impl Environment<'_> {
     pub fn quipu(&mut self, variables: &[(&str, &str)], arguments: &[&str]) -> Result<Vec<u8>> {
         let line = format!("quipu {}", arguments.join(" "));
         (self.progress)(&line);
-        let output = Command::new(&self.quipu)
+        let mut child = Command::new(&self.quipu)
             .args(arguments)
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
-            .output()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .with_context(|| format!("cannot start {}", self.quipu.display()))?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let last: Vec<_> = errors.lines().rev().take(5).collect();
-        let last: Vec<_> = last.into_iter().rev().collect();
-        ensure!(output.status.success(), "{line} failed ({}): {}", output.status, last.join("; "));
-        Ok(output.stdout)
+        let mut stdout = child.stdout.take().context("no standard output")?;
+        let output = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            stdout.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let mut last = VecDeque::new();
+        let mut errors = BufReader::new(child.stderr.take().context("no standard error")?);
+        let mut bytes = Vec::new();
+        while errors.read_until(b'\n', &mut bytes)? > 0 {
+            let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            (self.progress)(&text);
+            last.truncate(KEPT_LINES - 1);
+            last.push_front(text);
+            bytes.clear();
+        }
+        let status = child.wait()?;
+        let end = last.into_iter().rev().collect::<Vec<_>>().join("; ");
+        ensure!(status.success(), "{line} failed ({status}): {end}");
+        output.join().ok().context("the reader of standard output failed")?.map_err(Error::from)
     }
 
     /// Writes a temporary file and returns its path.
