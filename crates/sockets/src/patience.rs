@@ -6,7 +6,7 @@
 //! learns how long its waits are, whether it slept or not: it looks for about twice that time. It also keeps
 //! an account: each look that ends in the ring saves about the time of a wake-up, and time that looking has
 //! lost is paid from what was saved. Lost are looks that find nothing, and the time for which another thread
-//! had the processor: a thread that looks uses up its share of a busy processor, and one that sleeps does not.
+//! had the processor: a thread that looks uses up its share of a busy processor, one that sleeps does not.
 //! When nothing is left, the receiver does not look for many times what was lost, and for longer each time:
 //! looking costs a few percent at most.
 
@@ -22,8 +22,8 @@ const FIRST_NS: u64 = 100_000;
 /// What a look that ends in the ring saves, and how much of this is kept.
 const SAVED_NS: u64 = 5_000;
 const MAX_SAVED_NS: u64 = 10_000_000;
-/// Time without a look for each nanosecond that was lost and not saved before, and its limits. It doubles each
-/// time that this happens again; each look that ends in the ring takes a part from it.
+/// Time without a look for each nanosecond that was lost and not saved before, and its limits. It doubles
+/// each time that this happens again; each look that ends in the ring takes a part from it.
 const REST_FACTOR: u64 = 32;
 const MIN_REST_NS: u64 = 500_000;
 const MAX_REST_NS: u64 = 256_000_000;
