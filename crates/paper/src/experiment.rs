@@ -1,19 +1,15 @@
 //! What an experiment gets and returns.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{BufRead, BufReader, Read};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
 
 pub use anyhow::Error;
 use anyhow::{Context, Result, ensure};
 use quipu_figure::Chart;
 
 use crate::data::Figure;
-
-/// Lines of a command's standard error that the message of its failure has.
-const KEPT_LINES: usize = 5;
 
 /// What experiments may use.
 pub struct Environment<'a> {
@@ -39,8 +35,8 @@ impl Environment<'_> {
             .with_context(|| format!("quipu {} printed no JSON", arguments.join(" ")))
     }
 
-    /// Runs `quipu` with some environment variables and arguments and returns its standard output. What it
-    /// prints to standard error is progress.
+    /// Runs `quipu` with some environment variables and arguments and returns its standard output.
+    /// Lines of its standard error are progress.
     ///
     /// # Errors
     ///
@@ -56,25 +52,21 @@ impl Environment<'_> {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {}", self.quipu.display()))?;
-        let mut stdout = child.stdout.take().context("no standard output")?;
-        let output = thread::spawn(move || {
-            let mut bytes = Vec::new();
-            stdout.read_to_end(&mut bytes).map(|_| bytes)
-        });
+        let errors = child.stderr.take().context("there is no pipe")?;
+        let reader = std::thread::spawn(move || child.wait_with_output());
         let mut last = VecDeque::new();
-        let mut errors = BufReader::new(child.stderr.take().context("no standard error")?);
-        let mut bytes = Vec::new();
-        while errors.read_until(b'\n', &mut bytes)? > 0 {
-            let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-            (self.progress)(&text);
-            last.truncate(KEPT_LINES - 1);
-            last.push_front(text);
-            bytes.clear();
+        // What it says meanwhile is its progress.
+        for line in BufReader::new(errors).lines().map_while(Result::ok) {
+            (self.progress)(&line);
+            last.push_back(line);
+            if last.len() > 5 {
+                last.pop_front();
+            }
         }
-        let status = child.wait()?;
-        let end = last.into_iter().rev().collect::<Vec<_>>().join("; ");
-        ensure!(status.success(), "{line} failed ({status}): {end}");
-        output.join().ok().context("the reader of standard output failed")?.map_err(Error::from)
+        let output = reader.join().map_err(|_| Error::msg("a thread has panicked"))??;
+        let last: Vec<_> = last.into();
+        ensure!(output.status.success(), "{line} failed ({}): {}", output.status, last.join("; "));
+        Ok(output.stdout)
     }
 
     /// Writes a temporary file and returns its path.
@@ -94,6 +86,10 @@ impl Environment<'_> {
 pub struct Measured {
     /// Our value for each fact, by its id. A fact without a value is reported as not measured.
     pub values: BTreeMap<String, f64>,
+    /// Values of this machine for facts that are simulated and measured, by their ids.
+    pub live: BTreeMap<String, f64>,
+    /// Ids of facts whose values of this machine cannot be measured here; a note says why.
+    pub skipped: BTreeSet<String>,
     /// Pictures, the first of which stands for the figure.
     pub charts: Vec<Chart>,
     /// Sentences for the reader: what was skipped, and why.
@@ -104,6 +100,11 @@ impl Measured {
     /// Sets our value of a fact.
     pub fn set(&mut self, fact: &str, value: f64) {
         self.values.insert(fact.to_owned(), value);
+    }
+
+    /// Sets this machine's value of a fact that is simulated, too.
+    pub fn set_live(&mut self, fact: &str, value: f64) {
+        self.live.insert(fact.to_owned(), value);
     }
 }
 
