@@ -35,6 +35,7 @@ mod options;
 mod queue;
 mod ready;
 mod real;
+mod relay;
 mod rules;
 mod socket;
 mod sys;

@@ -78,6 +78,19 @@ pub(crate) struct Socket {
     pub(crate) nonblocking: AtomicBool,
     /// Descriptors of the program.
     pub(crate) descriptors: AtomicU32,
+    /// Calls of the program that move octets, now.
+    pub(crate) calls: AtomicU32,
+    /// Kernel calls move octets from now on: those of the relay are the only ones here.
+    pub(crate) is_relayed: AtomicBool,
+}
+
+/// A call of the program that moves octets, while it lasts.
+pub(crate) struct Call<'a>(&'a Socket);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -114,8 +127,17 @@ impl Socket {
             changed: Condvar::new(),
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptors: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
+            is_relayed: AtomicBool::new(false),
         };
         Ok((Arc::new(socket), fd))
+    }
+
+    /// A call of the program begins; none if the kernel is to do it.
+    pub(crate) fn call(&self) -> Option<Call<'_>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let call = Call(self);
+        (!self.is_relayed.load(Ordering::SeqCst)).then_some(call)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 use crate::establish::{add_descriptor, remove_descriptor};
+use crate::relay::Relayed;
 use crate::socket::Socket;
 
 /// Descriptors that can be known. Sockets with larger numbers stay the kernel's.
@@ -28,6 +29,8 @@ pub(crate) enum Entry {
     Sdp(Arc<Socket>),
     /// A socket of the kernel, so far.
     Candidate(Arc<Candidate>),
+    /// A connection of SDP that this process, or its parent, relays: the descriptor is a stream of the kernel.
+    Relayed(Arc<Relayed>),
     /// A socket of SDP that belongs to the parent of this process.
     Lost,
 }
@@ -56,6 +59,14 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
 pub(crate) fn socket(fd: RawFd) -> Option<Arc<Socket>> {
     match get(fd)? {
         Entry::Sdp(socket) => Some(socket),
+        _ => None,
+    }
+}
+
+/// The relayed connection of a descriptor.
+pub(crate) fn relayed(fd: RawFd) -> Option<Arc<Relayed>> {
+    match get(fd)? {
+        Entry::Relayed(relayed) => Some(relayed),
         _ => None,
     }
 }

@@ -27,10 +27,11 @@ fn of_sdp(
 ) -> Option<ssize_t> {
     match table::get(fd)? {
         Entry::Sdp(socket) => {
+            let _call = socket.call()?;
             Some(serve::<Wide>(name, || call(&socket).map(|count| count as isize)))
         }
         Entry::Lost => Some(serve::<Wide>(name, || Err(Errno::ENODEV))),
-        Entry::Candidate(_) => None,
+        Entry::Candidate(_) | Entry::Relayed(_) => None,
     }
 }
 

@@ -9,7 +9,7 @@ use libc::{c_int, c_void};
 use quipu_cabi::{CReturn, Errno, Void, outer_wall};
 
 use crate::table::Entry;
-use crate::{adapter, establish, real, table};
+use crate::{adapter, establish, real, relay, table};
 
 /// How long the end of the process waits until its peers have what it sent.
 const MOST_FLUSH: Duration = Duration::from_secs(2);
@@ -22,6 +22,8 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
     /// What a thread that forks knows of the table.
     static FORKING: RefCell<Vec<(RawFd, Entry)>> = const { RefCell::new(Vec::new()) };
+    /// Descriptors of this library that a child closes.
+    static CLOSED: RefCell<Vec<RawFd>> = const { RefCell::new(Vec::new()) };
 }
 
 /// This thread is in the library while it lives.
@@ -98,6 +100,13 @@ extern "C" fn initialize() {
 }
 
 extern "C" fn before() {
+    if !is_inside() {
+        serve::<Void>("fork", || {
+            let own = relay::relay_all();
+            CLOSED.with(|closed| *closed.borrow_mut() = own);
+            Ok(())
+        });
+    }
     FORKING.with(|known| *known.borrow_mut() = table::all());
 }
 
@@ -110,6 +119,10 @@ extern "C" fn in_child() {
     adapter::forget();
     let known = FORKING.with(|known| std::mem::take(&mut *known.borrow_mut()));
     table::lose_sockets(known);
+    CLOSED
+        .with(|closed| std::mem::take(&mut *closed.borrow_mut()))
+        .into_iter()
+        .for_each(crate::sys::close);
 }
 
 #[used]

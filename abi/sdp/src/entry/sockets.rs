@@ -91,6 +91,7 @@ fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option
     match table::get(fd)? {
         Entry::Sdp(socket) => Some(Chosen::Sdp(socket)),
         Entry::Lost => Some(Chosen::Failed(Errno::ENODEV)),
+        Entry::Relayed(_) => Some(Chosen::Failed(Errno::EISCONN)),
         Entry::Candidate(candidate) => {
             let at = to.or_else(|| kernel_name(fd))?;
             if !rules::wants_sdp(role, at) {
@@ -278,7 +279,15 @@ unsafe extern "C-unwind" fn getsockname(
             Ok(0)
         }),
         // SAFETY: as the program called this.
-        None => unsafe { real::getsockname(fd, to, len) },
+        None => unsafe {
+            match table::relayed(fd).and_then(|relayed| relayed.local) {
+                Some(local) => {
+                    write_address(local, to, len);
+                    0
+                }
+                None => real::getsockname(fd, to, len),
+            }
+        },
     }
 }
 
@@ -298,7 +307,15 @@ unsafe extern "C-unwind" fn getpeername(
             Ok(0)
         }),
         // SAFETY: as the program called this.
-        None => unsafe { real::getpeername(fd, to, len) },
+        None => unsafe {
+            match table::relayed(fd).and_then(|relayed| relayed.peer) {
+                Some(peer) => {
+                    write_address(peer, to, len);
+                    0
+                }
+                None => real::getpeername(fd, to, len),
+            }
+        },
     }
 }
 
@@ -322,6 +339,8 @@ unsafe extern "C-unwind" fn setsockopt(
             };
             socket.set_option(level, name, value).map(|()| 0)
         }),
+        // Options of TCP and IP mean nothing to the stream that a relay has; they are no error of the program's.
+        None if level != libc::SOL_SOCKET && table::relayed(fd).is_some() => 0,
         // SAFETY: as the program called this.
         None => unsafe { real::setsockopt(fd, level, name, value, len) },
     }
