@@ -26,6 +26,7 @@
 //! The engine's own sockets pass through the same functions: they are in no table.
 
 mod adapter;
+mod both;
 mod capture;
 mod entry;
 mod establish;

@@ -13,6 +13,7 @@ use quipu_host::connection::IdKey;
 use quipu_sdp::Readable;
 
 use crate::adapter::Adapter;
+use crate::both::Shown;
 use crate::helper;
 use crate::link::Link;
 use crate::options::Options;
@@ -42,6 +43,10 @@ pub(crate) struct State {
     /// The queue pair of a connection that does not stand yet.
     pub(crate) queue: Option<Queue>,
     pub(crate) link: Option<Link>,
+    /// The identifier that listens at the twin of the port, for clients of a rule `both`.
+    pub(crate) twin: Option<IdKey>,
+    /// The kernel's socket that shows connections of this listener.
+    pub(crate) shown: Option<Shown>,
     /// Connections that wait for accept(2).
     pub(crate) backlog: VecDeque<Arc<Socket>>,
     /// The listener that a connection waits for until it stands.
@@ -106,6 +111,8 @@ impl Socket {
             peer: None,
             queue: None,
             link: None,
+            twin: None,
+            shown: None,
             backlog: VecDeque::new(),
             listener: None,
             error: None,
@@ -266,8 +273,8 @@ impl State {
     /// Gives everything back to the adapter.
     pub(crate) fn destroy(&mut self, adapter: &Adapter) {
         self.destroyed = true;
-        (self.link, self.queue, self.listener) = (None, None, None);
-        if let Some(id) = self.id.take() {
+        (self.link, self.queue, self.listener, self.shown) = (None, None, None, None);
+        for id in [self.id.take(), self.twin.take()].into_iter().flatten() {
             let _ = adapter.engine.cm_destroy_id(id);
         }
     }

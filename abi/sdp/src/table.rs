@@ -20,6 +20,16 @@ pub(crate) struct Candidate {
     pub(crate) sets: Mutex<Vec<(RawFd, libc::epoll_event)>>,
     /// Where it was bound.
     pub(crate) bound: Mutex<Option<SocketAddr>>,
+    /// What listens for SDP next to it, by a rule `both`.
+    pub(crate) twin: Mutex<Option<Arc<Socket>>>,
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        if let Some(twin) = self.twin.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            twin.close();
+        }
+    }
 }
 
 /// What a descriptor stands for.
@@ -123,6 +133,11 @@ pub(crate) fn range(first: u32, last: u32) -> Vec<RawFd> {
 pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>) {
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
     for (fd, entry) in known {
+        if let Entry::Candidate(candidate) = &entry
+            && let Ok(mut twin) = candidate.twin.try_lock()
+        {
+            std::mem::forget(twin.take());
+        }
         if let Entry::Sdp(socket) = entry {
             // Its lock may be held by a thread that this process does not have: it is never touched.
             std::mem::forget(socket);

@@ -99,7 +99,11 @@ macro_rules! named_receives {
 named_receives! { recvfrom recvfrom(); __recvfrom_chk __recvfrom_chk(room); }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn recvmsg(
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
     let call = |socket: &Socket| {
         // SAFETY: the program passes a message, or null.
         let message = unsafe { message.as_mut() }.ok_or(Errno::EFAULT)?;
@@ -117,7 +121,11 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
     let call = |socket: &Socket| {
         // SAFETY: the program passes a message, or null.
         let message = unsafe { message.as_ref() }.ok_or(Errno::EFAULT)?;
