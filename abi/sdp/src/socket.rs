@@ -85,6 +85,8 @@ pub(crate) struct Socket {
     pub(crate) descriptors: AtomicU32,
     /// Calls of the program that move octets, now.
     pub(crate) calls: AtomicU32,
+    /// A child of fork(2) may have a descriptor.
+    pub(crate) is_shared: AtomicBool,
     /// Kernel calls move octets from now on: those of the relay are the only ones here.
     pub(crate) is_relayed: AtomicBool,
 }
@@ -135,6 +137,7 @@ impl Socket {
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptors: AtomicU32::new(0),
             calls: AtomicU32::new(0),
+            is_shared: AtomicBool::new(false),
             is_relayed: AtomicBool::new(false),
         };
         Ok((Arc::new(socket), fd))

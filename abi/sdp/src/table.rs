@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 use crate::establish::{add_descriptor, remove_descriptor};
-use crate::relay::Relayed;
+use crate::relay::{Lost, Relayed, leave_to_children, relaying};
 use crate::socket::Socket;
 
 /// Descriptors that can be known. Sockets with larger numbers stay the kernel's.
@@ -42,7 +42,7 @@ pub(crate) enum Entry {
     /// A connection of SDP that this process, or its parent, relays: the descriptor is a stream of the kernel.
     Relayed(Arc<Relayed>),
     /// A socket of SDP that belongs to the parent of this process.
-    Lost,
+    Lost(Arc<Lost>),
 }
 
 /// One bit for each descriptor that is in the table: most calls are for others, and need no lock.
@@ -73,10 +73,11 @@ pub(crate) fn socket(fd: RawFd) -> Option<Arc<Socket>> {
     }
 }
 
-/// The relayed connection of a descriptor.
+/// The names of a connection that the kernel moves, or that is the parent's.
 pub(crate) fn relayed(fd: RawFd) -> Option<Arc<Relayed>> {
     match get(fd)? {
         Entry::Relayed(relayed) => Some(relayed),
+        Entry::Lost(lost) => Some(Arc::new(lost.names)),
         _ => None,
     }
 }
@@ -100,8 +101,16 @@ pub(crate) fn forget(fd: RawFd) {
     if word.load(Ordering::Acquire) & mask == 0 {
         return;
     }
+    let is_shared = |socket: &Arc<Socket>| socket.is_shared.load(Ordering::SeqCst);
+    let _relaying = socket(fd).filter(is_shared).map(|_| relaying());
     word.fetch_and(!mask, Ordering::AcqRel);
     let before = TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&fd);
+    if let Some(Entry::Sdp(socket)) = &before
+        && socket.descriptors.load(Ordering::Acquire) == 1
+        && is_shared(socket)
+    {
+        leave_to_children(socket, fd);
+    }
     dropped(before);
 }
 
@@ -130,7 +139,7 @@ pub(crate) fn range(first: u32, last: u32) -> Vec<RawFd> {
 
 /// In a child of fork(2): the sockets of SDP are the parent's. Others may hold the lock, which the child
 /// would never get: so there is a new table.
-pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>) {
+pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>, lost: &HashMap<RawFd, Arc<Lost>>) {
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
     for (fd, entry) in known {
         if let Entry::Candidate(candidate) = &entry
@@ -138,10 +147,10 @@ pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>) {
         {
             std::mem::forget(twin.take());
         }
-        if let Entry::Sdp(socket) = entry {
+        if let (Entry::Sdp(socket), Some(lost)) = (entry, lost.get(&fd)) {
             // Its lock may be held by a thread that this process does not have: it is never touched.
             std::mem::forget(socket);
-            if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost) {
+            if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost(Arc::clone(lost))) {
                 std::mem::forget(socket);
             }
         }

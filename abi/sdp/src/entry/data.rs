@@ -4,10 +4,10 @@ use libc::{c_int, c_void, iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use quipu_cabi::{Errno, MinusOne};
 
 use super::process::serve;
-use crate::real;
 use crate::socket::Socket;
 use crate::table::{self, Entry};
 use crate::transfer::pieces;
+use crate::{real, relay};
 
 type Wide = MinusOne<isize>;
 
@@ -30,7 +30,10 @@ fn of_sdp(
             let _call = socket.call()?;
             Some(serve::<Wide>(name, || call(&socket).map(|count| count as isize)))
         }
-        Entry::Lost => Some(serve::<Wide>(name, || Err(Errno::ENODEV))),
+        Entry::Lost(lost) => match relay::claim(fd, &lost) {
+            Ok(()) => None,
+            Err(errno) => Some(serve::<Wide>(name, || Err(errno))),
+        },
         Entry::Candidate(_) | Entry::Relayed(_) => None,
     }
 }

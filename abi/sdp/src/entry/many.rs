@@ -4,7 +4,8 @@ use libc::{c_char, c_int, c_uint, mmsghdr, ssize_t, timespec};
 
 use super::data::{recvmsg, sendmsg};
 use super::process::serve;
-use crate::{real, relay, table};
+use crate::table::{self, Entry};
+use crate::{real, relay};
 use quipu_cabi::Void;
 
 /// Calls `one` for each message until one fails; how many did not, or -1 if the first did.
@@ -36,6 +37,7 @@ unsafe extern "C-unwind" fn sendmmsg(
     count: c_uint,
     flags: c_int,
 ) -> c_int {
+    claim(fd);
     if table::socket(fd).is_none() || list.is_null() {
         // SAFETY: as the program called this.
         return unsafe { real::sendmmsg(fd, list, count, flags) };
@@ -53,6 +55,7 @@ unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     limit: *mut timespec,
 ) -> c_int {
+    claim(fd);
     if table::socket(fd).is_none() || list.is_null() {
         // SAFETY: as the program called this.
         return unsafe { real::recvmmsg(fd, list, count, flags, limit) };
@@ -69,12 +72,19 @@ unsafe extern "C-unwind" fn recvmmsg(
 }
 
 /// The kernel, or the C library, is about to move octets of a descriptor by itself.
-fn hand_over(fd: c_int) {
-    if table::socket(fd).is_some() {
+pub(super) fn hand_over(fd: c_int) {
+    if matches!(table::get(fd), Some(Entry::Sdp(_) | Entry::Lost(_))) {
         serve::<Void>("relay", || {
             relay::relay(fd);
             Ok(())
         });
+    }
+}
+
+/// A child is about to use a descriptor of its parent's.
+pub(super) fn claim(fd: c_int) {
+    if matches!(table::get(fd), Some(Entry::Lost(_))) {
+        hand_over(fd);
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_void};
 use quipu_cabi::{CReturn, Errno, Void, outer_wall};
 
+use crate::relay::Fork;
 use crate::table::Entry;
 use crate::{adapter, establish, real, relay, table};
 
@@ -22,8 +23,8 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
     /// What a thread that forks knows of the table.
     static FORKING: RefCell<Vec<(RawFd, Entry)>> = const { RefCell::new(Vec::new()) };
-    /// Descriptors of this library that a child closes.
-    static CLOSED: RefCell<Vec<RawFd>> = const { RefCell::new(Vec::new()) };
+    /// What a fork by this thread needs.
+    static FORK: RefCell<Fork> = RefCell::default();
 }
 
 /// This thread is in the library while it lives.
@@ -102,8 +103,7 @@ extern "C" fn initialize() {
 extern "C" fn before() {
     if !is_inside() {
         serve::<Void>("fork", || {
-            let own = relay::relay_all();
-            CLOSED.with(|closed| *closed.borrow_mut() = own);
+            FORK.with(|fork| *fork.borrow_mut() = relay::before_fork());
             Ok(())
         });
     }
@@ -112,17 +112,20 @@ extern "C" fn before() {
 
 extern "C" fn in_parent() {
     FORKING.with(|known| known.borrow_mut().clear());
+    let fork = FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()));
+    serve::<Void>("fork", || {
+        relay::in_parent(fork);
+        Ok(())
+    });
 }
 
 extern "C" fn in_child() {
     OWN.store(std::process::id(), Ordering::Relaxed);
     adapter::forget();
     let known = FORKING.with(|known| std::mem::take(&mut *known.borrow_mut()));
-    table::lose_sockets(known);
-    CLOSED
-        .with(|closed| std::mem::take(&mut *closed.borrow_mut()))
-        .into_iter()
-        .for_each(crate::sys::close);
+    let fork = FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()));
+    table::lose_sockets(known, &fork.lost);
+    relay::in_child(&fork);
 }
 
 #[used]

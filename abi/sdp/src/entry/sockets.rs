@@ -8,6 +8,7 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use quipu_cabi::{Errno, IntMinusOne};
 use quipu_sdp::rules::{Role, Transport};
 
+use super::many::claim;
 use super::process::{is_inside, serve};
 use crate::both;
 use crate::establish::unpark;
@@ -101,7 +102,7 @@ fn adopt(
 fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option<Chosen> {
     match table::get(fd)? {
         Entry::Sdp(socket) => Some(Chosen::Sdp(socket)),
-        Entry::Lost => Some(Chosen::Failed(Errno::ENODEV)),
+        Entry::Lost(_) => Some(Chosen::Failed(Errno::ENODEV)),
         Entry::Relayed(_) => Some(Chosen::Failed(Errno::EISCONN)),
         Entry::Candidate(candidate) => {
             let at = to.or_else(|| kernel_name(fd))?;
@@ -357,9 +358,12 @@ unsafe extern "C-unwind" fn accept4(
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::socket(fd) {
+        None => {
+            claim(fd);
+            // SAFETY: as the program called this.
+            unsafe { real::shutdown(fd, how) }
+        }
         Some(socket) => serve::<IntMinusOne>("shutdown", || socket.shut_down(how).map(|()| 0)),
-        // SAFETY: as the program called this.
-        None => unsafe { real::shutdown(fd, how) },
     }
 }
 
