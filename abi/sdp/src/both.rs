@@ -1,11 +1,13 @@
 //! Sockets that a rule carries over both: SDP where the peer has it, the kernel's TCP otherwise.
 //!
-//! Connection management listens at TCP ports, so one port cannot serve both. A server of a rule `both` listens
-//! for SDP at the *twin* of its port, which differs in one bit, and a server of a rule `sdp` there, too. A client of
-//! a rule `both` asks the twin first, and connects by TCP where nobody listens there.
+//! Connection management listens at TCP ports, so one port cannot serve both. A server of a rule `both`
+//! listens for SDP at the *twin* of its port, which differs in one bit, and a server of a rule `sdp`
+//! there, too. A client of a rule `both` asks the twin first, and connects by TCP where nobody listens
+//! there.
 //!
-//! The program's listening socket stays the kernel's. For each connection of SDP this library connects to it itself:
-//! so poll, epoll and accept(2) see the connection as one of TCP, and accept(2) exchanges the two.
+//! The program's listening socket stays the kernel's. For each connection of SDP this library connects
+//! to it itself: so poll, epoll and accept(2) see the connection as one of TCP, and accept(2) exchanges
+//! the two.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -30,7 +32,8 @@ pub(crate) fn twin(at: SocketAddr) -> SocketAddr {
     SocketAddr::new(at.ip(), at.port() ^ TWIN)
 }
 
-/// A listening socket of TCP that shows connections of SDP, and the connections that were made to it for them.
+/// A listening socket of TCP that shows connections of SDP, and the connections that were made to it for
+/// them.
 pub(crate) struct Shown {
     to: SocketAddr,
     knocks: Vec<(SocketAddr, OwnedFd)>,
@@ -68,7 +71,8 @@ fn make_listener(at: SocketAddr, backlog: c_int) -> Result<Arc<Socket>, Errno> {
 }
 
 impl State {
-    /// A connection of SDP waits for accept(2): shows it at the kernel's socket, if that is where the program looks.
+    /// A connection of SDP waits for accept(2): shows it at the kernel's socket, if that is where the
+    /// program looks.
     pub(crate) fn knock(&mut self) -> Result<(), Errno> {
         let Some(shown) = &mut self.shown else { return Ok(()) };
         let family = if shown.to.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
@@ -124,7 +128,7 @@ pub(crate) fn address_in(storage: &sockaddr_storage, len: socklen_t) -> Option<S
 
 /// Asks a peer for SDP, with a socket that stands for no descriptor yet. None: it has none.
 pub(crate) fn connect(socket: &Arc<Socket>, bound: Option<SocketAddr>, to: SocketAddr) -> bool {
-    let limit = std::mem::replace(&mut socket.lock().options.send_timeout, Some(PATIENCE));
+    let limit = socket.lock().options.send_timeout.replace(PATIENCE);
     let bound = bound.filter(|at| !at.ip().is_unspecified());
     // The program's own port is that of the kernel's socket.
     let binding = bound.map_or(Ok(()), |at| socket.bind(SocketAddr::new(at.ip(), 0)));

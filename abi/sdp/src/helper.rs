@@ -101,7 +101,8 @@ fn run(adapter: &'static Adapter, set: RawFd) {
         let ready = events.iter().take(count.max(0) as usize);
         let mut any_event = false;
         for event in ready {
-            match { event.u64 } {
+            let name = event.u64;
+            match name {
                 EVENTS => any_event = true,
                 name if name & CHILDREN != 0 => relay::answer(name as RawFd),
                 number => serve_socket(adapter, number),

@@ -103,8 +103,8 @@ impl Ready {
         }
     }
 
-    /// Ends the showing of readiness: the pair carries octets from now on. Gives this end of it, unless the socket
-    /// has hung up. `fd` is the program's end.
+    /// Ends the showing of readiness: the pair carries octets from now on. Gives this end of it, unless
+    /// the socket has hung up. `fd` is the program's end.
     pub(crate) fn hand_over(&mut self, fd: RawFd) -> Option<OwnedFd> {
         let ours = self.ours.take()?;
         drain(fd);

@@ -1,13 +1,13 @@
-//! Connections that kernel calls move: those that a child of fork(2) may use, and those that the C library uses
-//! by itself (stdio, splice).
+//! Connections that kernel calls move: those that a child of fork(2) may use, and those that the C
+//! library uses by itself (stdio, splice).
 //!
-//! The engine of a connection lives in one process and cannot be handed on. So two threads of this process copy
-//! between the connection and the pair of UNIX sockets whose other end is the program's descriptor. From then on
-//! that descriptor is an ordinary stream of the kernel, in this process, in its children, and in programs that
-//! they become. When nobody has it any more, the connection ends.
+//! The engine of a connection lives in one process and cannot be handed on. So two threads of this
+//! process copy between the connection and the pair of UNIX sockets whose other end is the program's
+//! descriptor. From then on that descriptor is an ordinary stream of the kernel, in this process, in its
+//! children, and in programs that they become. When nobody has it any more, the connection ends.
 //!
-//! A relay begins only when it has to: when a child first uses the connection, and asks this process for it, or
-//! when this process closes its last descriptor and a child may have one.
+//! A relay begins only when it has to: when a child first uses the connection, and asks this process for
+//! it, or when this process closes its last descriptor and a child may have one.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -213,8 +213,8 @@ pub(crate) fn leave_to_children(socket: &Arc<Socket>, fd: RawFd) {
     let _ = begin(socket, fd, &[]);
 }
 
-/// Begins to relay a connection. `first` is a descriptor of the program, and `fds` are those that are relayed
-/// from now on.
+/// Begins to relay a connection. `first` is a descriptor of the program, and `fds` are those that are
+/// relayed from now on.
 fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result<(), Errno> {
     let mut state = socket.lock();
     let is_whole = state.link.as_ref().is_some_and(|link| link.failure().is_none());

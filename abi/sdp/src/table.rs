@@ -39,7 +39,8 @@ pub(crate) enum Entry {
     Sdp(Arc<Socket>),
     /// A socket of the kernel, so far.
     Candidate(Arc<Candidate>),
-    /// A connection of SDP that this process, or its parent, relays: the descriptor is a stream of the kernel.
+    /// A connection of SDP that this process, or its parent, relays: the descriptor is a stream of the
+    /// kernel.
     Relayed(Arc<Relayed>),
     /// A socket of SDP that belongs to the parent of this process.
     Lost(Arc<Lost>),

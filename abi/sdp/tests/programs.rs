@@ -170,7 +170,7 @@ fn socat(rules: (&str, &str)) -> Option<u64> {
     };
     let listen = format!("TCP4-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr");
     let mut server = command(rules.0, "server").args([&listen, "EXEC:cat"]).spawn().unwrap();
-    let sent: Vec<u8> = (0..1_000_000u32).map(|at| (at * 7 >> 5) as u8).collect();
+    let sent: Vec<u8> = (0..1_000_000u32).map(|at| ((at * 7) >> 5) as u8).collect();
     std::fs::write(file("in"), &sent).unwrap();
     let to = format!("TCP4:127.0.0.1:{port},retry=50,interval=0.1");
     let clients: Vec<_> = (0..2)

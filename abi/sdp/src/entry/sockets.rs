@@ -442,7 +442,8 @@ unsafe extern "C-unwind" fn setsockopt(
             };
             socket.set_option(level, name, value).map(|()| 0)
         }),
-        // Options of TCP and IP mean nothing to the stream that a relay has; they are no error of the program's.
+        // Options of TCP and IP mean nothing to the stream that a relay has; they are no error of the
+        // program's.
         None if level != libc::SOL_SOCKET && table::relayed(fd).is_some() => 0,
         // SAFETY: as the program called this.
         None => unsafe { real::setsockopt(fd, level, name, value, len) },
