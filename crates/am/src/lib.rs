@@ -47,6 +47,7 @@
 
 mod conn;
 mod core;
+pub mod datagram;
 mod endpoint;
 pub mod fabric;
 pub mod message;

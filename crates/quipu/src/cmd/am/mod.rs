@@ -4,6 +4,7 @@ mod bench;
 mod costs;
 mod parts;
 mod peers;
+mod rows;
 
 use std::process::{Command, ExitCode};
 
@@ -81,12 +82,21 @@ Examples:
 Each line has the lower quartile, median and upper quartile over the rounds. The last column is the
 median of the differences or ratios within a round, which cancels disturbances of both.";
 
+/// The failure of a measurement.
+fn failed(error: Box<dyn std::error::Error>) -> Failure {
+    let remedy = "`quipu doctor` says what works on this machine";
+    Failure::new("the measurement has failed", error, remedy)
+}
+
+/// Measures and judges what `quipu bench --am` prints.
+pub(crate) fn rows(quick: bool, json: bool) -> Result<ExitCode, Failure> {
+    let (rounds, messages) = if quick { (3, 5_000) } else { (9, 20_000) };
+    rows::run(Extent { rounds, messages }, json).map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Runs `quipu am`.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let failed = |error: Box<dyn std::error::Error>| {
-        let remedy = "`quipu doctor` says what works on this machine";
-        Failure::new("the measurement has failed", error, remedy)
-    };
     match &options.task {
         Task::Answer => bench::answer().map_err(failed)?,
         Task::Costs(options) => {
