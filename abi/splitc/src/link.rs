@@ -78,7 +78,8 @@ impl Link {
     pub(crate) fn open(job: &Job) -> Result<Self, String> {
         let text = |error: am::Error| error.to_string();
         let device = Device::from_env().map_err(|error: Error| error.to_string())?;
-        let port = Port::open(&device, am::Config::default()).map_err(text)?;
+        let transport = am::Transport::from_env().map_err(|error: Error| error.to_string())?;
+        let port = Port::open_over(&device, am::Config::default(), transport).map_err(text)?;
         let bundle = port.bundle(Mode::Sequential);
         let endpoint = bundle.endpoint().map_err(text)?;
         let own = endpoint.name().map_err(text)?;

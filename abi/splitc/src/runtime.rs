@@ -261,8 +261,8 @@ impl Runtime {
     pub(crate) fn wait_until(&self, mut holds: impl FnMut() -> bool) {
         let mut idle = Idle::default();
         while !holds() {
-            // Messages need a poll each time. Flags in memory come by themselves, and rare polls make a barrier
-            // cheap.
+            // Messages need a poll each time. Flags in memory come by themselves, and rare polls make a
+            // barrier cheap.
             if (self.has_far || idle.is_long()) && self.poll() > 0 {
                 idle = Idle::default();
                 continue;

@@ -1,7 +1,7 @@
 //! Reliable connections over datagrams: a [`Fabric`] for networks that lose, duplicate and reorder.
 //!
-//! Each connection numbers its fragments, acknowledges what has come in every datagram that it sends, and sends
-//! again what is not acknowledged. The caller carries datagrams and the time; nothing here does I/O:
+//! Each connection numbers its fragments, acknowledges what has come in every datagram that it sends, and
+//! sends again what is not acknowledged. The caller carries datagrams and the time; nothing here does I/O:
 //!
 //! 1. datagrams that have come go in by [`handle_datagram`](DatagramFabric::handle_datagram), the time by
 //!    [`handle_timeout`](DatagramFabric::handle_timeout);
@@ -343,8 +343,7 @@ impl<M: Memory> Fabric for DatagramFabric<M> {
         if from.len > LONGEST {
             return false;
         }
-        let mut message =
-            Message::new(What::Write, Source::Local(from), from.len as u32, notify);
+        let mut message = Message::new(What::Write, Source::Local(from), from.len as u32, notify);
         (message.addr, message.key) = (to.addr, to.key);
         self.post(conn, message)
     }

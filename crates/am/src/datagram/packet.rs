@@ -151,7 +151,10 @@ mod tests {
     proptest! {
         #[test]
         fn heads_and_fragments_are_read_as_written(
-            kind in 1u8..=7, what in 0usize..4, words in any::<[u32; 6]>(), longs in any::<[u64; 4]>(),
+            kind in 1u8..=7,
+            what in 0usize..4,
+            words in any::<[u32; 6]>(),
+            longs in any::<[u64; 4]>(),
         ) {
             let [seq, ack, len, offset, key, read] = words;
             let [to, from, later, addr] = longs;

@@ -137,7 +137,8 @@ impl Sender {
         self.due().is_some()
     }
 
-    /// Takes the fragment that is to be sent now: its number, its head, its message, and how many bytes of it.
+    /// Takes the fragment that is to be sent now: its number, its head, where its message is, and how many
+    /// bytes of that it carries.
     pub(super) fn take_due(&mut self, now: u64) -> Option<(u32, Fragment, &Source, u32)> {
         let seq = self.due()?;
         if seq == self.next {
@@ -157,8 +158,8 @@ impl Sender {
         Some((seq as u32, fragment, &message.source, (carried - offset).min(self.piece)))
     }
 
-    /// Takes in an acknowledgement. The numbers to be reported of messages that are acknowledged go to `done`.
-    /// Whether it is one that a receiver sends.
+    /// Takes in an acknowledgement. The numbers to be reported of messages that are acknowledged go to
+    /// `done`. Whether it is one that a receiver sends.
     pub(super) fn acknowledge(
         &mut self,
         ack: u32,

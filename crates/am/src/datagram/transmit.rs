@@ -135,8 +135,8 @@ impl<M: Memory> DatagramFabric<M> {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) has something to do, if nothing happens before. Later than
-    /// the time that was brought last.
+    /// When [`handle_timeout`](Self::handle_timeout) has something to do, if nothing happens before. Later
+    /// than the time that was brought last.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
         (self.next_timer < u64::MAX).then_some(self.next_timer)

@@ -1,15 +1,15 @@
-//! Active Messages over datagrams in simulated time. Seeds draw processes, traffic, loss, duplication, reordering,
-//! delay, naps and deaths. An oracle checks that each request ends once, that its handler runs at most once and
-//! once if the reply comes, that payloads are right, that requests of one process to another run in order, that
-//! memory is bounded, and that all of it ends.
+//! Active Messages over datagrams in simulated time. Seeds draw processes, traffic, loss, duplication,
+//! reordering, delay, naps and deaths. An oracle checks that each request ends once, that its handler runs at
+//! most once and once if the reply comes, that payloads are right, that requests of one process to another
+//! run in order, that memory is bounded, and that all of it ends.
 
 mod network;
 
 use std::collections::HashMap;
 
 use quipu_am::{
-    Arg, Body, CallError, Config, Delivery, DeliveryKind, EndpointId, Fabric, Local, Mode, Outgoing,
-    Payload, Remote, Status, Tag,
+    Arg, Body, CallError, Config, Delivery, DeliveryKind, EndpointId, Fabric, Local, Mode,
+    Outgoing, Payload, Remote, Status, Tag,
 };
 
 use network::{Faults, GIVE_UP, MS, Network};
@@ -128,7 +128,8 @@ impl Run {
             1 if is_free => {
                 let to_offset = SEGMENT + PIECE * (1 + n as u64 % 2);
                 let (from, args) = (SEGMENT, &args[..]);
-                let got = core.get(self.endpoints[n], to as u32, from, (to_offset, PIECE), (GOT, args));
+                let got =
+                    core.get(self.endpoints[n], to as u32, from, (to_offset, PIECE), (GOT, args));
                 return self.sent(n, to, got.err(), (false, true));
             }
             2 => handler = NOBODY,
@@ -200,7 +201,8 @@ impl Run {
                 let is_alive = self.net.nodes[request.to].is_alive;
                 assert!(request.is_bad || self.is_disturbed, "{key:?}: {status}");
                 assert!(
-                    status == Status::Unreachable || (request.is_bad && status == Status::BadHandler),
+                    status == Status::Unreachable
+                        || (request.is_bad && status == Status::BadHandler),
                     "{key:?}: {status}, peer alive: {is_alive}"
                 );
             }
@@ -286,9 +288,9 @@ impl Run {
     }
 }
 
-/// How many seeds a test runs: as many as it says, or as the variable AM_SEEDS does.
+/// How many seeds a test runs: as many as it says, or as the variable QUIPU_AM_SEEDS does.
 fn seeds(count: u64) -> u64 {
-    std::env::var("AM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(count)
+    std::env::var("QUIPU_AM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(count)
 }
 
 fn faults(loss: u64, duplicate: u64, late: u64) -> Faults {

@@ -152,9 +152,7 @@ impl Network {
     pub fn transmit(&mut self, n: usize) {
         let mut out = [0; DATAGRAM];
         let now = self.now;
-        while let Some((to, len)) =
-            self.nodes[n].core.fabric_mut().poll_transmit(now, &mut out)
-        {
+        while let Some((to, len)) = self.nodes[n].core.fabric_mut().poll_transmit(now, &mut out) {
             let from = self.nodes[n].place;
             self.is_busy = true;
             if let Some(to) = self.nodes.iter().position(|node| node.place == to) {

@@ -238,7 +238,11 @@ pub(super) fn run(extent: Extent, is_json: bool) -> Outcome {
     if let Err(error) = start(&folder.0, &mut table) {
         table.notes.push(format!("the start of processes is not measured: {error}"));
     }
-    if is_json { println!("{}", table.json()) } else { table.print() }
+    if is_json {
+        println!("{}", table.json())
+    } else {
+        table.print()
+    }
     Ok(())
 }
 
