@@ -81,12 +81,13 @@ impl Engine {
         Ok(region)
     }
 
-    /// Copies memory of a region: with the rights of own requests, or of a peer. For protocols that place bytes
-    /// themselves.
+    /// Copies memory of a region: with the rights of own requests, or of a peer. For protocols that place
+    /// bytes themselves.
     ///
     /// # Errors
     ///
-    /// No such region of the domain, a range outside of it, no right, or the adapter is that of another process.
+    /// No such region of the domain, a range outside of it, no right, or the adapter is that of another
+    /// process.
     pub fn read_region(
         &self,
         pd: PdId,

@@ -9,7 +9,7 @@ use quipu_am::datagram::{DatagramFabric, Limits, Memory, Place};
 use quipu_am::{Event, Local, Remote};
 use quipu_host::nic::{Access, Completion, Gid, Key, QpNum, WcStatus};
 
-use super::fabric::Sizes;
+use super::sizes::Sizes;
 use crate::cq::CompletionQueue;
 use crate::datagram::{DatagramAddress, DatagramQueuePair, Destination, ROUTE_HEADER};
 use crate::device::{Device, ProtectionDomain};
@@ -71,7 +71,9 @@ impl Memory for Registered {
 pub(super) struct Datagrams {
     pub(super) reliable: DatagramFabric<Registered>,
     domain: ProtectionDomain,
+    /// Completions of receives, and of sends.
     cq: CompletionQueue,
+    send_cq: CompletionQueue,
     qp: DatagramQueuePair,
     receives: MemoryRegion,
     sends: MemoryRegion,
@@ -88,8 +90,9 @@ pub(super) struct Datagrams {
 impl Datagrams {
     pub(super) fn new(device: &Device, sizes: Sizes, give_up_ns: u64) -> Result<Self, Error> {
         let domain = device.protection_domain()?;
-        let cq = device.completion_queue(2 * (RECEIVES + SENDS))?;
-        let pairs = domain.queue_pair(&cq, &cq);
+        let (cq, send_cq) =
+            (device.completion_queue(2 * RECEIVES)?, device.completion_queue(2 * SENDS)?);
+        let pairs = domain.queue_pair(&send_cq, &cq);
         let qp = pairs.send_queue(SENDS, 1).recv_queue(RECEIVES, 1).build_datagram(QKEY)?;
         let datagram = qp.max_message()?;
         let room = ROUTE_HEADER + datagram;
@@ -111,6 +114,7 @@ impl Datagrams {
             reliable: DatagramFabric::new(Registered(domain.clone()), limits),
             domain,
             cq,
+            send_cq,
             qp,
             receives,
             sends,
@@ -135,6 +139,15 @@ impl Datagrams {
 
     pub(super) fn queue(&self) -> &CompletionQueue {
         &self.cq
+    }
+
+    pub(super) fn send_queue(&self) -> &CompletionQueue {
+        &self.send_cq
+    }
+
+    /// Whether places for sends are short.
+    pub(super) fn awaits_sends(&self) -> bool {
+        self.free.len() < SENDS as usize / 2
     }
 
     fn now(&self) -> u64 {

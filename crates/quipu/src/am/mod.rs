@@ -53,6 +53,8 @@ mod endpoint;
 mod fabric;
 mod message;
 mod port;
+mod signaled;
+mod sizes;
 mod transport;
 
 pub use bundle::Bundle;

@@ -60,6 +60,36 @@ impl PortFabric {
         }
     }
 
+    pub(super) fn send_queue(&self) -> &CompletionQueue {
+        match self {
+            Self::Reliable(host) => host.send_queue(),
+            Self::Datagrams(datagrams) => datagrams.send_queue(),
+        }
+    }
+
+    /// Whether completions of sends are worth a poll.
+    #[inline]
+    pub(super) fn awaits_sends(&self) -> bool {
+        match self {
+            Self::Reliable(host) => host.awaits_sends(),
+            Self::Datagrams(datagrams) => datagrams.awaits_sends(),
+        }
+    }
+
+    /// The completions of sends are about to be polled.
+    #[inline]
+    pub(super) fn note_poll_of_sends(&mut self) {
+        if let Self::Reliable(host) = self {
+            host.note_poll_of_sends();
+        }
+    }
+
+    pub(super) fn end_failed(&mut self) {
+        if let Self::Reliable(host) = self {
+            host.end_failed();
+        }
+    }
+
     /// Readable while connection management has something to say; -1 if there is none.
     pub(super) fn events_fd(&self) -> RawFd {
         match self {
