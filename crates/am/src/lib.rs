@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `core` | the engine: requests, deliveries, replies, connections, credits |
 //! | [`fabric`] | what it needs of queue pairs |
+//! | [`datagram`] | reliable connections over datagrams, as such queue pairs |
 //! | [`message`] | messages as bytes |
 //! | `conn`, `endpoint`, `records` | state: of connections, of endpoints, of requests under way |
 //! | [`name`] | names of endpoints |
