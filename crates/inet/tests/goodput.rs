@@ -153,8 +153,8 @@ fn reordering_beyond_the_round_trip() {
     insta::assert_snapshot!(table);
 }
 
-/// Of a hundred packets `late` come 10 ms late, where the round trip takes a tenth of a millisecond: the mean rate
-/// of some runs in KB/s, the least one, and how many of a thousand segments were sent again.
+/// Of a hundred packets `late` come 10 ms late; the round trip takes a tenth of a millisecond. The mean rate
+/// of ten runs in KB/s, the least one, and how many of a thousand segments were sent again.
 fn nearly_no_round_trip(late: u64, rate: u64) -> (u64, u64, u64) {
     const SEEDS: u64 = 10;
     const LEN: u64 = 5_000_000;
@@ -176,9 +176,9 @@ fn nearly_no_round_trip(late: u64, rate: u64) -> (u64, u64, u64) {
     (SEEDS * LEN * MS / took, least, again * 1_000 * 1_428 / (SEEDS * LEN))
 }
 
-/// What comes late is soon not taken for lost, and a window that was reduced for that is restored. Steps of a
-/// quarter of the least round trip would need hundreds of mistakes to reach 10 ms: it was 3500 to 4300 KB/s, with 30 to
-/// 90 of a thousand segments sent again.
+/// Late packets are soon not taken for lost any more, and the congestion window is restored. By steps of a
+/// quarter of the least round trip, the reordering window would need hundreds of mistakes to reach 10 ms: the
+/// rate was 3500 to 4800 KB/s, and 30 to 90 of a thousand segments were sent again.
 #[test]
 fn reordering_where_the_round_trip_is_nearly_nothing() {
     let mut table = String::from("late %  link KB/s  KB/s  least  again/1000");

@@ -225,8 +225,8 @@ impl Connection {
         }
     }
 
-    /// PAWS (RFC 7323 5.3), before anything else. A segment that was overtaken by its own retransmission is old:
-    /// its octets are reported as a duplicate nevertheless, or the peer would not learn that it was only late.
+    /// PAWS (RFC 7323 5.3), before anything else. A segment that its own retransmission has overtaken is old.
+    /// Its octets, `range`, are reported as a duplicate: otherwise the peer would take it for lost.
     fn passes_timestamps(&mut self, now: u64, segment: &Repr, range: Option<(u64, u64)>) -> bool {
         if !self.agreed.timestamps || segment.flags.has(Flags::RST) {
             return true;
@@ -298,8 +298,8 @@ impl Connection {
         self.owed.ack |= free || self.limiter.allows(now);
     }
 
-    /// Reports a range as received twice (RFC 2883), if it was; whether it was. What is above the window has not
-    /// been received: a block of it would say so (RFC 2018 3).
+    /// Reports a range as received twice (RFC 2883), if all of it was received; returns whether it was. A block
+    /// of anything else would claim that it was received (RFC 2018 3).
     fn report_known(&mut self, (start, end): (u64, u64)) -> bool {
         let known = start >= FIRST && end <= self.receive.nxt;
         if known {

@@ -46,8 +46,8 @@ struct Late {
     /// How much later than the latest one such a segment was delivered: what the window should be, even if
     /// that is more than SRTT.
     most: u64,
-    /// The same of segments that were thought lost and came nevertheless, without being sent again: there is no
-    /// doubt which of two has come.
+    /// The same of segments that were thought lost and came before they were sent again: there is no doubt
+    /// which of two has come.
     proved: u64,
     /// What was sent again last.
     resent: VecDeque<Resent>,
@@ -244,8 +244,8 @@ impl Rack {
         window.max(proved.min(bound))
     }
 
-    /// The window has become wider: what it holds now is not lost yet. Whether nothing is lost, and nothing was
-    /// sent again that may have been.
+    /// The window may have become wider: what it holds now is not lost yet. Returns whether nothing is lost,
+    /// and nothing was sent again that may have been.
     pub(crate) fn reconsider(&self, now: u64, queue: &mut SendQueue, rtt: &Rtt) -> bool {
         let window = self.window(rtt, true, 0, 1);
         queue.unlose_if(|sent| sent.at + self.rtt + window > now);
