@@ -298,8 +298,8 @@ impl Connection {
         self.owed.ack |= free || self.limiter.allows(now);
     }
 
-    /// Reports a range as received twice (RFC 2883), if all of it was received; returns whether it was. A block
-    /// of anything else would claim that it was received (RFC 2018 3).
+    /// Reports a range as received twice (RFC 2883), if all of it was received; returns whether it was. A
+    /// block of anything else would claim that it was received (RFC 2018 3).
     fn report_known(&mut self, (start, end): (u64, u64)) -> bool {
         let known = start >= FIRST && end <= self.receive.nxt;
         if known {
