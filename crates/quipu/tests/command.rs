@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, pipe};
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+use std::{fs, thread};
 
 use quipu::qpip::{Adapter, Failure, Mode, QpipConfig, TcpSettings};
 use quipu::{Access, Error, Request, WcStatus};
@@ -208,6 +210,38 @@ fn a_tool_that_waits_for_an_answer_says_so() {
         assert_eq!(tool.wait().unwrap().code(), Some(130));
         assert_eq!(said.next(), None);
     }
+}
+
+/// The process that answers polls all the time, and would do so for ever.
+#[test]
+fn who_answers_measurements_ends_with_who_measures() {
+    let mut meter = quipu(&["am", "bench", "--messages", "4000000000"]);
+    let mut meter = meter.stdout(Stdio::null()).spawn().unwrap();
+    let id = meter.id();
+    let children = format!("/proc/{id}/task/{id}/children");
+    let answering = eventually(|| {
+        let child = fs::read_to_string(&children).ok()?.split_whitespace().next()?.to_owned();
+        let line = fs::read(format!("/proc/{child}/cmdline")).ok()?;
+        line.ends_with(b"am\0answer\0").then_some(child)
+    });
+    meter.kill().unwrap();
+    meter.wait().unwrap();
+    // Without a command line it is a zombie, until its new parent has asked for its status.
+    eventually(|| {
+        let line = fs::read(format!("/proc/{answering}/cmdline"));
+        line.map_or(true, |line| !line.ends_with(b"am\0answer\0")).then_some(())
+    });
+}
+
+/// What `attempt` gives at last: for a minute.
+fn eventually<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..6000 {
+        if let Some(value) = attempt() {
+            return value;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("not within a minute");
 }
 
 fn status(command: &mut Command) -> ExitStatus {

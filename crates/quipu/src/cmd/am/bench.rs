@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag, Transport};
@@ -200,12 +201,12 @@ fn bytes_of<const N: usize>(text: &str) -> Outcome<[u8; N]> {
 /// The adapter fails.
 pub fn answer() -> Outcome {
     let mut side = Side::new()?;
-    let mut input = BufReader::new(std::io::stdin()).lines();
-    let mut next = || input.next().ok_or("the other process is gone");
+    let lines = lines_of_the_meter();
+    let next = || lines.recv().map_err(|_| "the other process is gone");
     println!("{}", side.introduction()?);
-    side.meet(&next()??)?;
+    side.meet(&next()?)?;
     loop {
-        let line = next()??;
+        let line = next()?;
         let (task, count) = line.split_once(' ').unwrap_or((&line, "0"));
         let count: u64 = count.parse()?;
         match task {
@@ -226,6 +227,20 @@ pub fn answer() -> Outcome {
             _ => return Ok(()),
         }
     }
+}
+
+/// The lines of this process's input, read by a thread. It ends this process at their end: the process that
+/// measures is gone, and no message of it will come.
+fn lines_of_the_meter() -> Receiver<String> {
+    let (lines, taken) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines() {
+            let Ok(line) = line else { break };
+            let _ = lines.send(line);
+        }
+        std::process::exit(1);
+    });
+    taken
 }
 
 /// The process that measures.
