@@ -59,7 +59,7 @@ Examples:
   quipu sim                       1000 seeds
   quipu sim --minutes 60          runs for an hour
   quipu sim --seed 4711           one seed again, with its log if it fails
-  quipu sim --service ud          datagrams only; others are rc, uc, xrc, iwarp, iwarp-tcp, qpip and am
+  quipu sim --service ud          datagrams only; or rc, uc, xrc, iwarp, iwarp-tcp, qpip, am
 
 A seed decides the network, its faults and all actions of the programs. The same seed gives the same
 run, to the last byte. For a run that breaks a rule, the output has the command that replays it.";
