@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::conn::ConnId;
+pub use crate::core::code_short;
 use crate::core::{Body, Core, Delivery, Outgoing};
 use crate::endpoint::{BundleId, EndpointId};
 use crate::fabric::{Event, Fabric, Hello, Local, Remote, Welcome};

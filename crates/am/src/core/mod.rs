@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 
 pub use deliver::{Replied, ReplyTicket};
 pub use delivery::{Delivery, DeliveryKind, Payload};
+pub use express::code_short;
 pub use request::{Body, Outgoing, Sent, Ticket};
 
 use crate::conn::{Conn, ConnId, PeerSegment, Role};

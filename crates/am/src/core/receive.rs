@@ -83,9 +83,14 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         len: usize,
     ) -> Option<Box<Delivery<H>>> {
         if let (Some(polled), Some(conn), ..=SMALL) = (bundle, conn, len) {
-            // Most are so short. A slot has room for the longest head.
+            // Most are so short. A slot has room for the longest head, but bytes after a message that has
+            // just come may not be read with it: the processor would wait for the cache.
             let mut head = [0; SMALL];
-            self.fabric.load(slot, 0, &mut head);
+            if len <= SMALL / 2 {
+                self.fabric.load(slot, 0, &mut head[..SMALL / 2]);
+            } else {
+                self.fabric.load(slot, 0, &mut head);
+            }
             if signals::is_signal(&head, len) {
                 self.repost(slot);
                 if !self.received_signal(conn, &Message::new(Kind::Signal, 0)) {
