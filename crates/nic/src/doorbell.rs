@@ -300,7 +300,7 @@ impl<P: Probe> Adapter<P> {
             hub.probe.stage(Stage::Doorbell, 0);
             kick(qp, hub);
         }
-        if self.hub.qos.is_some() {
+        if self.hub.qos.as_ref().is_some_and(|qos| qos.is_due(now)) {
             self.serve_lanes();
         }
         if !self.hub.nudged.is_empty() {
