@@ -245,18 +245,20 @@ impl Port {
         for used in &mut self.used {
             *used = LaneUse { octets: read(), packets: read(), wait_ns: read(), waits: read() };
         }
-        for member in &mut self.members {
+        (self.waiting, self.ready) = ([0; LANES], 0);
+        for (index, member) in self.members.iter_mut().enumerate() {
             for lane in 0..LANES {
                 let word = read();
                 (member.waiting[lane], member.granted[lane]) = ((word >> 32) as u32, word as u32);
+                if member.waiting[lane] > 0 {
+                    self.waiting[lane] |= 1 << index;
+                    self.ready |= 1 << lane;
+                }
             }
             for packet in &mut member.packet {
                 // Below this a grant of much would take too many steps.
                 *packet = (read() as u32).max(64);
             }
-        }
-        for member in 0..self.members.len() {
-            self.note_waiting(member);
         }
         self.arbiter.load(read);
     }
