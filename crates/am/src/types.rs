@@ -148,6 +148,9 @@ pub enum CallError {
     /// The call would have to wait.
     #[error("there is no credit, no room or no connection yet; poll, then try again")]
     WouldBlock,
+    /// The peer is gone.
+    #[error("the peer cannot be reached; map it anew")]
+    Unreachable,
     /// Only the handler of a request may reply, and once.
     #[error("a reply is possible once, and only in the handler of a request")]
     NoReply,

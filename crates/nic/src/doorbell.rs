@@ -213,7 +213,8 @@ impl<P: Probe> Adapter<P> {
                 Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_) => false,
                 _ => true,
             };
-            waits || wants_time(qp, &self.hub, qp.send_cq)
+            // A port grants by the time.
+            waits || self.hub.qos.is_some() || wants_time(qp, &self.hub, qp.send_cq)
         })
     }
 

@@ -9,8 +9,9 @@ use crate::types::Config;
 /// Receive slots that may be in the hands of the engine at once: of handlers that run, and to be
 /// posted in one go.
 const SLACK: u32 = 96;
-/// Slots are posted again in groups of so many.
-pub(super) const REPOST_GROUP: usize = 16;
+/// Slots are posted again in groups of so many while nothing comes, and of so many others at the latest.
+const REPOST_GROUP: usize = 8;
+const LARGEST_REPOST_GROUP: usize = 32;
 
 /// The receive slots of a port, and the connections that they are promised to.
 ///
@@ -141,6 +142,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             if u32::from(acceptor.granted) > share + 1 {
                 acceptor.granted -= 1;
                 self.pool.free += 1;
+                self.return_signals(conn);
                 return -1;
             }
         }
@@ -198,6 +200,14 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline]
     pub(super) fn repost(&mut self, slot: u32) {
         self.reposts.push(slot);
+        if self.reposts.len() >= LARGEST_REPOST_GROUP {
+            self.flush_reposts();
+        }
+    }
+
+    /// Posts used receive slots again, if there are some. For when nothing comes: nobody waits for it then.
+    #[inline]
+    pub fn post_used_slots(&mut self) {
         if self.reposts.len() >= REPOST_GROUP {
             self.flush_reposts();
         }
