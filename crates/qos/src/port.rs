@@ -164,8 +164,8 @@ impl Port {
             0 => u64::MAX,
             _ => self.clock.octets_in(TURN_NS).max(4 * PACKET),
         };
-        // A packet of the high priority table need not sleep until a packet has left: it goes at once, and the
-        // next one waits for it.
+        // A packet of the high priority table need not sleep until a packet has left: it goes at once, and
+        // the next one waits for it.
         let early_ns = now_ns.saturating_add(self.clock.time_of(PACKET));
         while ready != 0 && left > 0 {
             let pick = match self.clock.is_due(now_ns) {

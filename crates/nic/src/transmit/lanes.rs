@@ -135,8 +135,8 @@ pub(crate) struct Lanes {
     default_level: u8,
     /// Before this the port has nothing.
     not_before: Time,
-    /// Lanes of the high priority table, as a bit mask, and how much earlier the port has something for them, in
-    /// nanoseconds.
+    /// Lanes of the high priority table, as a bit mask, and how much earlier the port has something for
+    /// them, in nanoseconds.
     high: (u16, u64),
     alarm: Option<Time>,
 }

@@ -4,10 +4,11 @@
 //! when the pointer comes to it, and keeps the pointer while it has weight left. An entry that is not ready
 //! forgets what it has.
 //!
-//! With small weights and large packets, such a walk takes many rounds for each packet. So nothing walks here:
+//! With small weights and large packets, such a walk takes many rounds for each packet. So nothing walks
+//! here:
 //! each entry has the round in which its weights have paid its debt, and a bit mask has the entries that are
-//! paid in this round. A choice looks at one bit mask; a round costs one look at each entry. The tests compare
-//! this with the walk.
+//! paid in this round. A choice looks at one bit mask; a round costs one look at each entry. The tests
+//! compare this with the walk.
 
 use super::{Entry, LANES, MOST_DEBT, UNIT};
 
@@ -179,8 +180,8 @@ impl Table {
         self.paid |= entries;
     }
 
-    /// Goes to the next round in which one of the ready entries may send. Those that the pointer passes in the
-    /// rounds before it get their weights there.
+    /// Goes to the next round in which one of the ready entries may send. Those that the pointer passes in
+    /// the rounds before it get their weights there.
     fn begin_round(&mut self, ready: u64) {
         let mut next = self.round + 1;
         if self.carry && ready & !self.touched == 0 {

@@ -261,7 +261,10 @@ proptest! {
     fn a_table_picks_as_the_walk_does(
         entries in prop::collection::vec((0u8..5, 0u8..20), 1..9),
         carry: bool,
-        steps in prop::collection::vec((0u16..32, 1i64..5000, 0u8..9, -9000i64..9000, 0u8..12), 1..300),
+        steps in prop::collection::vec(
+            (0u16..32, 1i64..5000, 0u8..9, -9000i64..9000, 0u8..12),
+            1..300,
+        ),
     ) {
         let mut walk = Walk::new(&entries, carry);
         let mut table = Table::new(&table(&entries), carry);

@@ -1,7 +1,7 @@
 //! What waits in a lane, as a running sum: an exchange with the port asks no queue pair.
 //!
-//! A queue pair is counted while it stands in the queue of its lane, and while it has a turn for a part of what
-//! it has to transmit.
+//! A queue pair is counted while it stands in the queue of its lane, and while it has a turn for a part of
+//! what it has to transmit.
 
 use quipu_qos::PACKET_OVERHEAD;
 
