@@ -42,6 +42,7 @@ pub enum Kind {
 }
 
 impl Kind {
+    #[inline]
     fn from_bits(bits: u8) -> Option<Self> {
         Some(match bits {
             1 => Self::Request,
@@ -93,6 +94,7 @@ pub struct Message {
 impl Message {
     /// A short message without arguments.
     #[must_use]
+    #[inline]
     pub const fn new(kind: Kind, id: u16) -> Self {
         Self {
             kind,

@@ -69,21 +69,25 @@ impl Buffers {
         Self { free: (0..count).rev().collect(), owners, promised: 0 }
     }
 
+    #[inline]
     fn has_unpromised(&self) -> bool {
         self.free.len() > self.promised as usize
     }
 
     /// Keeps a buffer for the handler of a request.
+    #[inline]
     pub(super) fn promise(&mut self) {
         self.promised += 1;
     }
 
     /// The handler has replied, or ended without.
+    #[inline]
     pub(super) fn redeem(&mut self) {
         self.promised -= 1;
     }
 
     /// Whether the answers to one connection may have another buffer.
+    #[inline]
     pub(super) fn may_serve(&self, held: u16) -> bool {
         self.has_unpromised() && usize::from(held) < (self.owners.len() / 4).max(1)
     }

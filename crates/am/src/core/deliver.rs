@@ -455,27 +455,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if let Payload::Slot { slot, .. } = delivery.payload {
             self.repost(slot);
         }
-        if !delivery.is_own() {
-            self.take_back_handler(delivery);
-        }
-        if delivery.is_marked
-            && let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint)
+        let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint) else { return };
+        // The handler goes back into its place, if no other was set there meanwhile.
+        if !delivery.is_own()
+            && let Some(lent) = endpoint.lent.take()
+            && let Some(table) = self.handlers.get_mut(delivery.endpoint.index() as usize)
+            && let Some(place) = table.get_mut(usize::from(lent))
         {
+            *place = delivery.handler.take();
+        }
+        if delivery.is_marked {
             endpoint.is_running = false;
             if let Some(bundle) = self.bundles.get_mut(endpoint.bundle) {
                 bundle.running -= 1;
             }
-        }
-    }
-
-    /// Puts the handler of a delivery back into its place, if no other was set there meanwhile.
-    #[inline]
-    fn take_back_handler(&mut self, delivery: &mut Delivery<H>) {
-        let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint) else { return };
-        let Some(lent) = endpoint.lent.take() else { return };
-        let table = &mut self.handlers[delivery.endpoint.index() as usize];
-        if let Some(place) = table.get_mut(usize::from(lent)) {
-            *place = delivery.handler.take();
         }
     }
 

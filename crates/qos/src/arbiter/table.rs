@@ -5,10 +5,9 @@
 //! forgets what it has.
 //!
 //! With small weights and large packets, such a walk takes many rounds for each packet. So nothing walks
-//! here:
-//! each entry has the round in which its weights have paid its debt, and a bit mask has the entries that are
-//! paid in this round. A choice looks at one bit mask; a round costs one look at each entry. The tests
-//! compare this with the walk.
+//! here. Each entry has the round in which its weights have paid its debt, and a bit mask has the entries
+//! that are paid in this round. A choice looks at one bit mask; a round costs one look at each entry. The
+//! tests compare this with the walk.
 
 use super::{Entry, LANES, MOST_DEBT, UNIT};
 
