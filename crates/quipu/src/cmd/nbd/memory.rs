@@ -11,9 +11,9 @@ use super::disk::{Disk, Give, Take};
 /// Bytes of a piece, which has a lock of its own and is absent until it is written.
 const PIECE: usize = 256 << 10;
 
-/// Pieces begin at a multiple of this, as registered memory does. The processor's string instruction is much
-/// slower where the target is a few bytes further into its page than the source (`crates/mem`, `copy`), and
-/// the heap puts long blocks 16 bytes after the beginning of a page.
+/// Pieces begin at a multiple of this, as registered memory does. The heap puts long blocks 16 bytes after the
+/// beginning of a page. Copies from a page to there are slow on AMD processors: their string instruction is
+/// slow where the target is a few bytes further into its page than the source (`crates/mem`, `copy`).
 const ALIGN: usize = 4096;
 
 type Piece = RwLock<Option<Bytes>>;

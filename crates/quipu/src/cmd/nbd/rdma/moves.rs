@@ -9,8 +9,9 @@ use quipu_nbd::{Command, Errno};
 use super::memory::Places;
 
 /// Bytes that one RDMA request moves. A piece goes from the buffer to the disk, or the other way, while the
-/// processor still has it in its second-level cache, and the next piece uses the same buffer.
-pub(super) const PIECE: usize = 128 << 10;
+/// processor still has it in its second-level cache, and the next piece uses the same buffer. Shorter pieces
+/// are no faster on one host, and slower over TCP (`docs/notes/nbd.md`).
+pub(super) const PIECE: usize = 512 << 10;
 /// Buffers of a connection: 16 MiB.
 pub(super) const BUFFERS: usize = 16 * MAX_MOVED as usize / PIECE;
 /// RDMA Reads at a time, as the adapter of the client answers. Replies that follow more of them in the send
