@@ -124,6 +124,15 @@ pub(crate) fn begin_receive<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) -> bool {
     taken
 }
 
+/// Whether a receive is in progress, or [`begin_receive`] finds one.
+pub(crate) fn has_receive<P>(qp: &Qp, hub: &mut Hub<P>) -> bool {
+    let found = qp.responder.receiving || next_capacity(qp, hub).is_some();
+    if !found && hub.starved.is_some() {
+        note_starved(qp, hub);
+    }
+    found
+}
+
 /// Notes that a message finds no receive, unless one is there that is held back on purpose.
 #[cold]
 fn note_starved<P>(qp: &Qp, hub: &mut Hub<P>) {

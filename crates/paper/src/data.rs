@@ -79,6 +79,22 @@ pub struct Fact {
     /// `quipu paper check`.
     #[serde(default)]
     pub miss: Option<String>,
+    /// What a port of this machine should give, for figures that are simulated and measured.
+    #[serde(default)]
+    pub live: Option<Live>,
+}
+
+/// What is expected of a value that is measured on this machine next to a simulated one.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Live {
+    /// What follows from the tables of the port, in the unit of the fact.
+    pub expected: f64,
+    /// How the measured value is judged against that.
+    pub judge: Judgement,
+    /// As that of the fact.
+    #[serde(default = "fifteen_percent")]
+    pub tolerance: f64,
 }
 
 /// M5's authors validated their models to 15 % of the real machine.
@@ -134,7 +150,12 @@ impl Paper {
                 fact.id,
                 fact.figure
             );
-            ensure!(fact.value.is_finite(), "fact \"{}\" has no finite value", fact.id);
+            let live = fact.live.as_ref().map_or(0.0, |live| live.expected);
+            ensure!(
+                fact.value.is_finite() && live.is_finite(),
+                "fact \"{}\" has no finite value",
+                fact.id
+            );
         }
         Ok(paper)
     }

@@ -1,6 +1,7 @@
 //! What an experiment gets and returns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -35,6 +36,7 @@ impl Environment<'_> {
     }
 
     /// Runs `quipu` with some environment variables and arguments and returns its standard output.
+    /// Lines of its standard error are progress.
     ///
     /// # Errors
     ///
@@ -42,15 +44,27 @@ impl Environment<'_> {
     pub fn quipu(&mut self, variables: &[(&str, &str)], arguments: &[&str]) -> Result<Vec<u8>> {
         let line = format!("quipu {}", arguments.join(" "));
         (self.progress)(&line);
-        let output = Command::new(&self.quipu)
+        let mut child = Command::new(&self.quipu)
             .args(arguments)
             .envs(variables.iter().copied())
             .stdin(Stdio::null())
-            .output()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .with_context(|| format!("cannot start {}", self.quipu.display()))?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let last: Vec<_> = errors.lines().rev().take(5).collect();
-        let last: Vec<_> = last.into_iter().rev().collect();
+        let errors = child.stderr.take().context("there is no pipe")?;
+        let reader = std::thread::spawn(move || child.wait_with_output());
+        let mut last = VecDeque::new();
+        // What it says meanwhile is its progress.
+        for line in BufReader::new(errors).lines().map_while(Result::ok) {
+            (self.progress)(&line);
+            last.push_back(line);
+            if last.len() > 5 {
+                last.pop_front();
+            }
+        }
+        let output = reader.join().map_err(|_| Error::msg("a thread has panicked"))??;
+        let last: Vec<_> = last.into();
         ensure!(output.status.success(), "{line} failed ({}): {}", output.status, last.join("; "));
         Ok(output.stdout)
     }
@@ -72,6 +86,10 @@ impl Environment<'_> {
 pub struct Measured {
     /// Our value for each fact, by its id. A fact without a value is reported as not measured.
     pub values: BTreeMap<String, f64>,
+    /// Values of this machine for facts that are simulated and measured, by their ids.
+    pub live: BTreeMap<String, f64>,
+    /// Ids of facts whose values of this machine cannot be measured here; a note says why.
+    pub skipped: BTreeSet<String>,
     /// Pictures, the first of which stands for the figure.
     pub charts: Vec<Chart>,
     /// Sentences for the reader: what was skipped, and why.
@@ -82,6 +100,11 @@ impl Measured {
     /// Sets our value of a fact.
     pub fn set(&mut self, fact: &str, value: f64) {
         self.values.insert(fact.to_owned(), value);
+    }
+
+    /// Sets this machine's value of a fact that is simulated, too.
+    pub fn set_live(&mut self, fact: &str, value: f64) {
+        self.live.insert(fact.to_owned(), value);
     }
 }
 

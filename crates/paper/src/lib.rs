@@ -26,7 +26,7 @@ pub mod ns3;
 mod papers;
 pub mod report;
 
-pub use compare::{Comparison, Verdict, compare};
-pub use data::{Fact, Figure, Judgement, Paper, Role};
+pub use compare::{Comparison, LiveComparison, Verdict, compare};
+pub use data::{Fact, Figure, Judgement, Live, Paper, Role};
 pub use experiment::{Environment, Experiment, Measured};
 pub use papers::{find, papers};

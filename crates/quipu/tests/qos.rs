@@ -4,6 +4,39 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// Streams in three lanes: SDP and IPoIB need libraries and namespaces, and are left out without them.
+#[test]
+fn streams_share_a_port_as_its_tables_say() {
+    let output = Command::new("timeout")
+        .args(["120", env!("CARGO_BIN_EXE_quipu"), "qos", "streams", "--quick", "--json"])
+        .args(["--rate", "50Mbps"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let skipped: Vec<_> =
+        report["skipped"].as_array().unwrap().iter().map(|it| &it["kind"]).collect();
+    println!("SKIPPED: {}", report["skipped"]);
+    let shares = report["shares"].as_array().unwrap();
+    // What a lane of few packets has sent in 0.35 seconds says little.
+    for share in shares.iter().filter(|it| it["value"].as_u64().is_some_and(|it| it <= 4)) {
+        let of = |key: &str| share[key].as_f64().unwrap_or(f64::NAN);
+        if share["rule"] == "alone" {
+            assert!(of("first_mbps") > 0.0, "{share}");
+            continue;
+        }
+        let ratio = of("first_mbps") / of("other_mbps") / of("expected");
+        assert!((0.5..=2.0).contains(&ratio), "{share}");
+    }
+    let has = |kind: &str| shares.iter().any(|share| share["first"] == *kind);
+    assert!(has("bulk"));
+    for kind in ["sdp", "ipoib"] {
+        assert_ne!(has(kind), skipped.iter().any(|it| **it == *kind), "{kind}: {errors}");
+    }
+}
+
 /// What the bench measures, in a network of its own: no other test sends by that port.
 fn bench() -> Option<serde_json::Value> {
     let may = Command::new("unshare").args(["-rn", "ip", "link", "show", "lo"]).output();

@@ -338,7 +338,6 @@ impl Load {
                 WcStatus::RemOpErr,
                 WcStatus::MwBindErr,
             ]);
-            self.pairs[pair].recv_trap.push(WcStatus::LocAccessErr);
         }
         world.serve(host);
     }

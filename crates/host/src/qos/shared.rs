@@ -112,6 +112,10 @@ impl PortShare for SharedPort {
     fn changed(&mut self) -> Option<Rules> {
         self.changed.take()
     }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for SharedPort {

@@ -367,12 +367,15 @@ pub(super) fn begin<P: Probe>(
         return Ok(false);
     }
     responder::spared(qp)?;
-    let path = path(qp)?;
-    if path.stalled {
-        path.stalled = false;
+    end_stall(path(qp)?);
+    Ok(true)
+}
+
+/// Says that the request at the front finds a receive, if it found none before.
+pub(super) fn end_stall(path: &mut ChannelPath) {
+    if std::mem::take(&mut path.stalled) {
         path.channel.incoming.control.set_stall(None);
     }
-    Ok(true)
 }
 
 /// Copies a part of what the slot at the front carries to `to`. `at` is the offset of the part.

@@ -4,14 +4,14 @@ use quipu_mem::ring::SlotHeader;
 
 use super::asked;
 use super::channel::{
-    End, Front, begin, by_reference, checked_carried, copy_carried, finish, path, references,
-    release, stall,
+    End, Front, begin, by_reference, checked_carried, copy_carried, end_stall, finish, path,
+    references, release, stall,
 };
 use crate::adapter::Hub;
 use crate::channel::{CHUNK, Carried, flag, request};
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
-use crate::responder;
+use crate::responder::{self, Refusal};
 use crate::types::{Access, WcExtra, WcOpcode};
 use crate::unordered::{self, Place};
 use crate::watch;
@@ -145,9 +145,9 @@ pub(super) fn write_imm<P: Probe>(
     header: &SlotHeader,
 ) -> Result<Front, End> {
     let last = header.flags & flag::MORE == 0;
-    // A request that is refused consumes no receive.
+    // Without a receive, nothing is written yet.
     responder::remote(qp, hub, header.rkey, header.raddr, header.length, Access::REMOTE_WRITE)?;
-    if last && !begin(qp, hub, header)? {
+    if last && !finds_receive(qp, hub, header)? {
         return stall(qp, hub);
     }
     if !place_write(qp, hub, header)? {
@@ -156,7 +156,28 @@ pub(super) fn write_imm<P: Probe>(
     if !last {
         return Ok(Front::Done);
     }
+    // A request that is refused consumes no receive. The right to write may be withdrawn until all bytes are
+    // there, so the receive is taken after them.
+    if !begin(qp, hub, header)? {
+        return Err(Refusal::NoReceive.into());
+    }
     let byte_len = std::mem::take(&mut qp.responder.write_len);
     let extra = WcExtra::Imm(header.imm);
     finish(qp, hub, WcOpcode::RecvRdmaWithImm, byte_len, extra, header)
+}
+
+/// Whether [`begin`] finds a receive.
+fn finds_receive<P: Probe>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    header: &SlotHeader,
+) -> Result<bool, End> {
+    if qp.qp_type.names_srq() && !qp.responder.receiving {
+        crate::xrc::choose(qp, hub, header.ack)?;
+    }
+    let found = responder::has_receive(qp, hub);
+    if found {
+        end_stall(path(qp)?);
+    }
+    Ok(found)
 }

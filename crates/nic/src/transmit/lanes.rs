@@ -31,6 +31,8 @@ const ASKED: usize = 16;
 const DEMAND_OCTETS: u64 = 64 << 20;
 /// Between two looks at the port, in nanoseconds: each grants what has become due meanwhile.
 const TICK_NS: u64 = 16_000;
+/// The same while only starved lanes wait: others may give the port tables that serve them.
+const STARVED_TICK_NS: u64 = 20_000_000;
 /// How much of its own rate a queue pair may use at once, in nanoseconds.
 const RATE_BURST_NS: u64 = 50_000;
 
@@ -46,6 +48,12 @@ pub trait PortShare: Send {
     /// Another configuration that the port has been given by others, once.
     fn changed(&mut self) -> Option<Config> {
         None
+    }
+
+    /// Whether others may give the port another configuration at any time. Then the adapter looks at it every
+    /// 20 ms even if its tables starve all lanes in which something waits.
+    fn is_shared(&self) -> bool {
+        false
     }
 }
 
@@ -569,7 +577,11 @@ impl<P: Probe> Adapter<P> {
     fn set_next_alarm(&mut self, now: Time) {
         let Some(qos) = &self.hub.qos else { return };
         let served = self.hub.qos.as_ref().map_or(0, |qos| !qos.config.starved_lanes());
-        let due = (qos.waiting & served != 0).then(|| qos.not_before.max(now.after(TICK_NS)));
+        let due = match (qos.waiting & served != 0, qos.waiting != 0 && qos.port.is_shared()) {
+            (true, _) => Some(qos.not_before.max(now.after(TICK_NS))),
+            (false, true) => Some(now.after(STARVED_TICK_NS)),
+            (false, false) => None,
+        };
         let rest = qos.resting.first().map(|&(at, _)| at.max(now.after(1)));
         let at = due.into_iter().chain(rest).min();
         self.hub.set_lanes_alarm(at);

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use crate::hostile::LinkPeer;
 use crate::pair::{ALL_ACCESS, Buffer, Pair, Way, connected, connected_with};
-use WcStatus::{LocProtErr, RetryExcErr, Success, WrFlushErr};
-use quipu_nic::mem::Segment;
-use quipu_nic::mem::ring::SlotHeader;
+use WcStatus::{LocProtErr, RemAccessErr, RemInvReqErr, RetryExcErr, Success, WrFlushErr};
+use quipu_nic::mem::ring::{Channel, SlotHeader};
+use quipu_nic::mem::{Access, Segment};
 use quipu_nic::*;
 
 const LEN: usize = 300_000;
@@ -96,6 +96,80 @@ fn what_the_peer_has_taken_back_does_not_come() {
     assert_eq!(pair.polled(1), [(3, RetryExcErr), (1, WrFlushErr)]);
 }
 
+/// Two queue pairs of host 0, each with a peer at host 1 that takes its receives from the shared queue.
+fn with_shared_receives(pair: &mut Pair) -> (SrqId, [[QpId; 2]; 2]) {
+    let pd = pair.hosts[1].pd;
+    let srq = pair.hosts[1].adapter.create_srq(pd, 8, 1, 0).unwrap();
+    let qps = [0, 1].map(|_| {
+        let qps = [pair.hosts[0].qp(), pair.hosts[1].qp_with(|init| init.srq = Some(srq))];
+        pair.connect(qps);
+        qps
+    });
+    pair.run();
+    (srq, qps)
+}
+
+/// Host 1 has asked for the bytes of a write with immediate data, which host 0 has not handed over.
+fn write_in_the_middle(pair: &mut Pair, qp: QpId) -> [Buffer; 2] {
+    let (here, there) = (pair.buffer(0, LEN), pair.buffer(1, LEN));
+    here.fill(0, &pattern(3));
+    forbid(pair);
+    pair.stopped = Some(0);
+    let write = SendOp::WriteImm { addr: there.addr(), rkey: there.key(), imm: 5 };
+    pair.send(0, qp, 1, write, &[here.sge(0, LEN)]);
+    pair.later(1_000_000);
+    [here, there]
+}
+
+/// The right to write, or the region, is withdrawn in the middle of the write.
+#[test]
+fn a_write_with_immediate_data_that_is_refused_in_its_middle_takes_no_receive() {
+    for withdrawn in [RemInvReqErr, RemAccessErr] {
+        for way in [Way::Link, Way::LinkMapped] {
+            let mut pair = Pair::new(way);
+            let (srq, [[qp, peer], others]) = with_shared_receives(&mut pair);
+            pair.hosts[1].adapter.post_srq_recv(pair.now, srq, 50, &[]).unwrap();
+            let [_, there] = write_in_the_middle(&mut pair, qp);
+            let (now, adapter) = (pair.now, &mut pair.hosts[1].adapter);
+            if withdrawn == RemInvReqErr {
+                let attr = QpAttr { access: Access::LOCAL_WRITE, ..QpAttr::default() };
+                adapter.modify_qp(now, peer, &attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+            } else {
+                adapter.dereg_mr(now, there.region.id).unwrap();
+            }
+            pair.stopped = None;
+            pair.later(1_000_000);
+            assert_eq!(pair.polled(0), [(1, withdrawn)], "{way:?}");
+            assert_eq!(pair.polled(1), [], "{way:?} {withdrawn:?}");
+            // It is still there for a message to another queue pair.
+            pair.send(0, others[0], 2, SendOp::Send, &[]);
+            pair.later(1_000_000);
+            assert_eq!(pair.polled(1), [(50, Success)], "{way:?} {withdrawn:?}");
+        }
+    }
+}
+
+/// The write waits for another one.
+#[test]
+fn another_message_may_take_the_receive_in_the_middle_of_a_write_with_immediate_data() {
+    let mut pair = Pair::new(Way::Link);
+    let (srq, [[qp, _], others]) = with_shared_receives(&mut pair);
+    pair.hosts[1].adapter.post_srq_recv(pair.now, srq, 50, &[]).unwrap();
+    let [_, there] = write_in_the_middle(&mut pair, qp);
+    pair.send(0, others[0], 2, SendOp::Send, &[]);
+    // The message comes first.
+    pair.later(1_000_000);
+    assert_eq!(pair.polled(1), [(50, Success)]);
+    pair.stopped = None;
+    pair.later(1_000_000);
+    assert_eq!(pair.polled(0), [(2, Success)]);
+    pair.hosts[1].adapter.post_srq_recv(pair.now, srq, 51, &[]).unwrap();
+    pair.later(1_000_000_000);
+    assert_eq!(pair.polled(0), [(1, Success)]);
+    assert_eq!(pair.polled(1), [(51, Success)]);
+    assert!(there.bytes(0, LEN) == pattern(3));
+}
+
 /// What a peer asks of `qps[0]`, a queue pair that hands bytes over: how many of them it gets.
 fn handed(pair: &mut Pair, (tag, sequence): (u64, u32), offset: u32, len: u32) -> usize {
     let (link, now) = (pair.link()[0], pair.now);
@@ -162,33 +236,53 @@ fn bytes_of_another_write_are_not_taken_for_those_asked_for() {
     assert!(there.bytes(0, 4000) == small[..4000] && there.bytes(LEN, LEN) == large);
 }
 
-/// What a slot says is looked at each time anew: a peer may change it while it hands bytes over.
-#[test]
-fn a_write_that_becomes_shorter_while_it_is_asked_for_ends_the_channel() {
-    const WRITE: u8 = 4;
-    const REFERENCE: u8 = 8;
-    const ASKED: usize = 32 << 10;
-    const LONG: u32 = 40_000;
+/// Operations and a flag of slots.
+const WRITE: u8 = 4;
+const WRITE_IMM: u8 = 5;
+const REFERENCE: u8 = 8;
+
+/// The most that is asked for at once.
+const ASKED: usize = 32 << 10;
+
+/// A peer whose memory a queue pair of host 0 cannot reach, and its end of their channel.
+fn hidden_peer() -> (Pair, QpId, LinkPeer, Channel) {
     let mut pair = Pair::new(Way::Link);
     let qp = pair.hosts[0].qp();
     let directory = Some(Segment::heap(64 << 10));
     let peer = LinkPeer::asked_with(&mut pair, qp, directory, |_| {});
     peer.memory.is_hidden.store(true, Ordering::Relaxed);
-    let mut channel = peer.accept(&mut pair);
-    let there = pair.buffer_with(0, LEN, ALL_ACCESS);
+    let channel = peer.accept(&mut pair);
+    (pair, qp, peer, channel)
+}
+
+/// The peer writes `length` bytes by reference.
+fn push_write(channel: &mut Channel, opcode: u8, length: u32, there: &Buffer) {
     // The list says more, so that the length stands there once.
-    let list = [1u64, 2 * u64::from(LONG)].map(u64::to_ne_bytes).concat();
+    let list = [1u64, 2 * u64::from(length)].map(u64::to_ne_bytes).concat();
     let (rkey, raddr, flags) = (there.key(), there.addr(), REFERENCE);
-    let write =
-        SlotHeader { opcode: WRITE, flags, length: LONG, rkey, raddr, ..Default::default() };
+    let write = SlotHeader { opcode, flags, length, rkey, raddr, ..Default::default() };
     channel.outgoing.requests.push(&write, &list).unwrap();
+}
+
+/// How often the queue pair asks for the first bytes of a long write when it looks at its channel.
+fn times_asked(pair: &mut Pair, qp: QpId) -> usize {
     pair.hosts[0].adapter.serve(pair.now, qp);
     let actions = std::iter::from_fn(|| pair.hosts[0].adapter.poll_action());
     let fetch = |action: &Action| {
         matches!(action, Action::LinkSend { message, .. }
         if matches!(message, LinkMessage::Fetch { offset: 0, len, .. } if *len == ASKED as u32))
     };
-    assert_eq!(actions.filter(fetch).count(), 1);
+    actions.filter(fetch).count()
+}
+
+/// What a slot says is looked at each time anew: a peer may change it while it hands bytes over.
+#[test]
+fn a_write_that_becomes_shorter_while_it_is_asked_for_ends_the_channel() {
+    const LONG: u32 = 40_000;
+    let (mut pair, qp, peer, mut channel) = hidden_peer();
+    let there = pair.buffer_with(0, LEN, ALL_ACCESS);
+    push_write(&mut channel, WRITE, LONG, &there);
+    assert_eq!(times_asked(&mut pair, qp), 1);
 
     peer.change_length(LONG, 100);
     for offset in (0..ASKED).step_by(FETCHED_MAX) {
@@ -198,4 +292,17 @@ fn a_write_that_becomes_shorter_while_it_is_asked_for_ends_the_channel() {
     }
     assert_eq!(pair.state(0, qp), QpState::Err);
     assert!(there.bytes(0, LEN) == [0; LEN]);
+}
+
+/// The peer need not count its tries while bytes of its write come: a receive is there.
+#[test]
+fn a_write_with_immediate_data_waits_for_no_receive_once_one_is_there() {
+    let (mut pair, qp, _peer, mut channel) = hidden_peer();
+    let there = pair.buffer_with(0, LEN, ALL_ACCESS);
+    push_write(&mut channel, WRITE_IMM, LEN as u32, &there);
+    assert_eq!(times_asked(&mut pair, qp), 0);
+    assert!(channel.outgoing.control.stall().is_some());
+    pair.recv(0, qp, 50, &[]);
+    assert_eq!(times_asked(&mut pair, qp), 1);
+    assert_eq!(channel.outgoing.control.stall(), None);
 }

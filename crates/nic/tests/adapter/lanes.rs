@@ -1,8 +1,10 @@
 //! Quality of service in simulated time: queue pairs of several lanes that are always backlogged share a port
 //! with a rate as its tables say, whatever carries their messages.
 
+use std::sync::{Arc, Mutex};
+
 use crate::pair::{Buffer, Pair, Way};
-use quipu_nic::qos::{Config as Qos, Entry, LaneUse};
+use quipu_nic::qos::{Config as Qos, Demand, Entry, LANES, LaneUse, Port};
 use quipu_nic::*;
 
 const GBIT: u64 = 1_000_000_000;
@@ -156,6 +158,50 @@ fn a_high_limit_gives_the_low_lane_its_packets() {
     let qos = Qos { high_limit: 255, ..config(&[(0, 1)], &[(1, 255)], GBIT) };
     let mut bench = Bench::new(Way::Link, qos, &[0, 1], 4, 65536);
     assert_eq!(bench.measure(5_000_000)[1], 0.0, "no limit: the low lane is starved");
+}
+
+/// A port that another process gives tables.
+struct Shared {
+    port: Port,
+    wanted: Arc<Mutex<Option<Qos>>>,
+    changed: Option<Qos>,
+}
+
+impl PortShare for Shared {
+    fn exchange(&mut self, now: Time, demand: &Demand) -> ([u32; LANES], Time) {
+        if let Some(config) = self.wanted.lock().unwrap().take() {
+            self.port.configure(&config);
+            self.changed = Some(config);
+        }
+        (self.port.exchange(0, now.0, demand), Time(self.port.next_ns()))
+    }
+
+    fn configure(&mut self, config: &Qos) {
+        self.port.configure(config);
+    }
+
+    fn changed(&mut self) -> Option<Qos> {
+        self.changed.take()
+    }
+
+    fn is_shared(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_starved_lane_sends_once_another_process_gives_it_a_weight() {
+    let mut bench = Bench::new(Way::Link, config(&[], &[(0, 1)], GBIT), &[1], 5, 4096);
+    let wanted = Arc::new(Mutex::new(None));
+    let starving = config(&[], &[(0, 1)], GBIT);
+    let port = Port::new(&starving, 1);
+    let shared = Shared { port, wanted: Arc::clone(&wanted), changed: None };
+    bench.pair.hosts[0].adapter.set_qos(starving, Some(Box::new(shared)));
+    bench.run(100_000_000);
+    assert_eq!(bench.used()[1].octets, 0);
+    *wanted.lock().unwrap() = Some(config(&[], &[(1, 1)], GBIT));
+    bench.run(100_000_000);
+    assert!(bench.used()[1].octets > 0, "the adapter never looks at the port again");
 }
 
 #[test]

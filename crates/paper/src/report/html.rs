@@ -78,9 +78,17 @@ fn section(out: &mut String, result: &FigureResult) {
         out.push_str(&chart.svg());
     }
     if !result.facts.is_empty() {
-        out.push_str(
-            "<table><tr><th>fact</th><th>where</th><th class=\"n\">published</th><th class=\"n\">ours</th>\
-             <th class=\"n\">ratio</th><th>role</th><th>verdict</th></tr>\n",
+        let (ours, live) = match result.has_live() {
+            true => (
+                "simulated",
+                "<th class=\"n\">on this machine</th><th class=\"n\">by the tables</th><th>verdict</th>",
+            ),
+            false => ("ours", ""),
+        };
+        let _ = writeln!(
+            out,
+            "<table><tr><th>fact</th><th>where</th><th class=\"n\">published</th><th class=\"n\">{ours}</th>\
+             <th class=\"n\">ratio</th><th>role</th><th>verdict</th>{live}</tr>",
         );
         for row in &result.facts {
             let role = match row.fact.role {
@@ -94,10 +102,19 @@ fn section(out: &mut String, result: &FigureResult) {
                 }
                 _ => String::new(),
             };
+            let live = row.live.as_ref().map_or_else(String::new, |live| {
+                format!(
+                    "<td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"{}\">{}</td>",
+                    shown(live.measured),
+                    shown(Some(live.expected)),
+                    class(live.verdict),
+                    live.verdict.word()
+                )
+            });
             let _ = writeln!(
                 out,
                 "<tr><td>{}{why}</td><td>{}</td><td class=\"n\">{} {unit}</td><td class=\"n\">{} {unit}</td>\
-                 <td class=\"n\">{}</td><td>{role}</td><td class=\"{}\">{}</td></tr>",
+                 <td class=\"n\">{}</td><td>{role}</td><td class=\"{}\">{}</td>{live}</tr>",
                 escape(&row.fact.says),
                 escape(&row.fact.source),
                 shown(Some(row.fact.value)),
@@ -120,7 +137,7 @@ fn class(verdict: Verdict) -> &'static str {
         Verdict::Met => "met",
         Verdict::Explained => "explained",
         Verdict::Missed | Verdict::NotMeasured => "missed",
-        Verdict::Shown => "muted",
+        Verdict::Shown | Verdict::Skipped => "muted",
     }
 }
 

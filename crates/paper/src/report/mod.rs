@@ -42,6 +42,13 @@ pub struct PaperResult {
     pub figures: Vec<FigureResult>,
 }
 
+impl FigureResult {
+    /// Whether values of this machine stand next to simulated ones.
+    fn has_live(&self) -> bool {
+        self.facts.iter().any(|fact| fact.live.is_some())
+    }
+}
+
 impl PaperResult {
     /// How many facts have a verdict.
     #[must_use]
@@ -50,12 +57,19 @@ impl PaperResult {
         facts.filter(|fact| fact.verdict == verdict).count()
     }
 
+    /// The same of the values of this machine that stand next to simulated ones.
+    #[must_use]
+    pub fn count_live(&self, verdict: Verdict) -> usize {
+        let facts = self.figures.iter().flat_map(|figure| &figure.facts);
+        facts.filter(|fact| fact.live.as_ref().is_some_and(|live| live.verdict == verdict)).count()
+    }
+
     /// Whether a fact fails `quipu paper check`, or an experiment could not run.
     #[must_use]
     pub fn fails(&self) -> bool {
-        self.figures.iter().any(|figure| {
-            figure.error.is_some() || figure.facts.iter().any(|fact| fact.verdict.fails())
-        })
+        self.figures
+            .iter()
+            .any(|figure| figure.error.is_some() || figure.facts.iter().any(Comparison::fails))
     }
 }
 

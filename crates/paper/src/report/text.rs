@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{FigureResult, PaperResult, shown};
-use crate::compare::Verdict;
+use crate::compare::{LiveComparison, Verdict};
 use crate::data::Role;
 
 /// The widest statement that is not cut.
@@ -27,6 +27,19 @@ pub fn table(result: &PaperResult) -> String {
         counts[3],
         result.count(Verdict::Shown)
     );
+    let live = [Verdict::Met, Verdict::Missed, Verdict::NotMeasured, Verdict::Skipped];
+    let live = live.map(|verdict| result.count_live(verdict));
+    if live != [0; 4] {
+        let _ = writeln!(
+            out,
+            "on this machine: {} met, {} missed, {} not measured, {} skipped, {} shown",
+            live[0],
+            live[1],
+            live[2],
+            live[3],
+            result.count_live(Verdict::Shown)
+        );
+    }
     out
 }
 
@@ -36,11 +49,16 @@ fn one(out: &mut String, result: &FigureResult) {
     if let Some(error) = &result.error {
         let _ = writeln!(out, "  could not run: {error}");
     }
+    let has_live = result.has_live();
     if !result.facts.is_empty() {
+        let (ours, live) = match has_live {
+            true => ("simulated", format!(" {:>10} {:>10}", "live", "by tables")),
+            false => ("ours", String::new()),
+        };
         let _ = writeln!(
             out,
-            "  {:WIDEST$} {:>10} {:>10} {:>6}  {:8}  verdict",
-            "", "published", "ours", "ratio", "role"
+            "  {:WIDEST$} {:>10} {ours:>10} {:>6}{live}  {:8}  verdict",
+            "", "published", "ratio", "role"
         );
     }
     for row in &result.facts {
@@ -55,9 +73,10 @@ fn one(out: &mut String, result: &FigureResult) {
             Role::HeldOut => "held out",
             Role::Measured => "measured",
         };
+        let (live, live_verdict) = live_columns(row.live.as_ref(), has_live);
         let _ = writeln!(
             out,
-            "  {says:WIDEST$} {:>10} {:>10} {:>6}  {role:8}  {}",
+            "  {says:WIDEST$} {:>10} {:>10} {:>6}{live}  {role:8}  {}{live_verdict}",
             shown(Some(row.fact.value)),
             shown(row.ours),
             shown(row.ratio),
@@ -69,5 +88,17 @@ fn one(out: &mut String, result: &FigureResult) {
     }
     for note in &result.notes {
         let _ = writeln!(out, "  note: {note}");
+    }
+}
+
+/// The columns of a value of this machine, and what follows the verdict.
+fn live_columns(live: Option<&LiveComparison>, has_live: bool) -> (String, String) {
+    match live {
+        None if has_live => (format!(" {:>10} {:>10}", "", ""), String::new()),
+        None => (String::new(), String::new()),
+        Some(live) => (
+            format!(" {:>10} {:>10}", shown(live.measured), shown(Some(live.expected))),
+            format!("; live: {}", live.verdict.word()),
+        ),
     }
 }

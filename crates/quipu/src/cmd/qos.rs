@@ -1,6 +1,9 @@
 //! `quipu qos` and the options of `quipu run` for it: quality of service of this user's ports.
 
 mod bench;
+mod process;
+mod stream;
+mod streams;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -95,6 +98,7 @@ Examples:
   quipu qos show                     the ports of your programs: lanes, weights, what was sent
   quipu qos set other.toml           changes them while programs run
   quipu qos bench --quick            measures weights, and pings next to bulk data
+  quipu qos streams --quick          measures SDP, IP over the adapter and bulk data at one port
 
 A port is shared by all programs of one user with one address that were started with --rate or --qos.";
 
@@ -108,9 +112,14 @@ enum Task {
     Check(CheckOptions),
     /// Measure a port on this machine: weights, the high limit, and pings next to bulk data.
     Bench(bench::Options),
+    /// Measure SDP, IP over the adapter and bulk data that leave by one port of this machine.
+    Streams(streams::Options),
     /// A process that sends by the port, for `bench`.
     #[command(hide = true)]
     Worker(bench::WorkerOptions),
+    /// A sockets program, for `streams`.
+    #[command(hide = true)]
+    Stream(stream::Options),
 }
 
 #[derive(clap::Args)]
@@ -146,7 +155,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Task::Set(options) => set(options),
         Task::Check(options) => check(options),
         Task::Bench(options) => bench::run(options),
+        Task::Streams(options) => streams::run(options),
         Task::Worker(options) => bench::work(options),
+        Task::Stream(options) => stream::run(options),
     }
 }
 

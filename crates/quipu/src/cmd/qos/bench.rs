@@ -4,10 +4,9 @@
 //! process, which does not send by the port. The tables change while they run.
 
 mod report;
-mod sink;
+pub(super) mod sink;
 mod worker;
 
-use std::error::Error;
 use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -20,22 +19,20 @@ use quipu_host::nic::qos::{Config as Rules, Entry, LANES, LaneUse};
 use quipu_host::qos::{ports, replace};
 
 use self::report::{Pings, Report, Share};
-use self::sink::{Process, Sink};
+use self::sink::Sink;
 use super::super::failure::Failure;
 use super::super::variables;
+use super::process::{Process, Trouble};
 use super::rate;
-
-/// What goes wrong while measuring.
-type Trouble = Box<dyn Error>;
 
 /// The lanes, and service levels, of the two bulk senders and of the pings.
 const BULK_LANES: [u8; 2] = [0, 1];
 const PING_LANE: u8 = 2;
 /// Octets of the greatest packet of these queue pairs: 4096 and its headers.
-const PACKET: u32 = 4122;
+pub(super) const PACKET: u32 = 4122;
 /// Octets of a unit of weight, and of `high_limit`.
 const UNIT: u32 = 64;
-const LIMIT_UNIT: u32 = 4096;
+pub(super) const LIMIT_UNIT: u32 = 4096;
 /// How long tables are in force before anything is counted.
 const SETTLE: Duration = Duration::from_millis(150);
 
@@ -164,13 +161,13 @@ fn measure(options: &Options) -> Result<Report, Trouble> {
 
 impl Bench {
     fn start(options: &Options) -> Result<Self, Trouble> {
-        let sink = Sink::open(&options.address)?;
+        let mut sink = Sink::open(&options.address)?;
         let address = options.address.ip;
         if port(address).is_some() {
             return Err(format!("programs of yours send by the port of {address} already").into());
         }
         let own = std::env::current_exe()?;
-        let start = |level: u8, answers| {
+        let mut start = |level: u8, answers| {
             let mut command = Command::new(&own);
             command.args(["qos", "worker", &level.to_string()]);
             command.env("QUIPU_ADDRESS", options.address.to_string());
@@ -265,6 +262,7 @@ impl Bench {
     }
 }
 
-fn port(address: IpAddr) -> Option<quipu_host::qos::PortView> {
+/// The port of an address, if a program of this user sends by it.
+pub(super) fn port(address: IpAddr) -> Option<quipu_host::qos::PortView> {
     ports().ok()?.into_iter().find(|port| port.address == address)
 }

@@ -11,7 +11,7 @@ use quipu::{
     Request, WcStatus,
 };
 
-use super::Trouble;
+use super::super::process::Trouble;
 
 /// Bytes of a bulk message, and messages under way.
 pub(super) const BULK: usize = 256 << 10;
