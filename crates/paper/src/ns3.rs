@@ -5,7 +5,9 @@
 
 use std::fmt::Write as _;
 
-use quipu_machine::{Bytes, Curve, Framing, LinkPlan, OsPlan, Plan, Rate, Span, run_curve};
+use quipu_machine::{
+    Bytes, Curve, Framing, LinkPlan, OsPlan, Plan, Rate, RunPlan, Span, WorkloadPlan, run_curve,
+};
 
 use crate::ladder::{Outcome, Rung};
 
@@ -32,7 +34,7 @@ const STEPS: u64 = 20;
 const TOTAL: f64 = 0.05;
 /// How far the two curves may be apart at any sample, each as a part of its own end.
 const SHAPE: f64 = 0.03;
-/// The same program, which computes for less than a second, fails after so many samples.
+/// Lines of its output that are read.
 const MOST_SAMPLES: usize = 1000;
 
 /// A path, and what it loses.
@@ -78,8 +80,7 @@ impl Path {
     }
 
     fn plan(&self) -> Plan {
-        let mut plan = Plan::default();
-        plan.link = LinkPlan {
+        let link = LinkPlan {
             rate: Rate(self.mbit * 1_000_000),
             delay: Span(self.delay_ms * 1_000_000_000),
             drops: self.drops.to_vec(),
@@ -87,7 +88,7 @@ impl Path {
             mtu: MTU,
             ..LinkPlan::default()
         };
-        plan.os = OsPlan {
+        let os = OsPlan {
             receive_buffer: Bytes(2 * BUFFER),
             send_buffer: Bytes(2 * BUFFER),
             queue: 100_000,
@@ -95,10 +96,11 @@ impl Path {
             sack: true,
             ..OsPlan::default()
         };
-        plan.workload.message = Bytes(u64::from(MTU) - 52);
-        plan.run.warmup = Span(0);
-        plan.run.sample = Span(self.seconds * 1_000_000_000_000);
-        plan
+        let workload =
+            WorkloadPlan { message: Bytes(u64::from(MTU) - 52), ..WorkloadPlan::default() };
+        let sample = Span(self.seconds * 1_000_000_000_000);
+        let run = RunPlan { warmup: Span(0), sample, ..RunPlan::default() };
+        Plan { link, os, workload, run, ..Plan::default() }
     }
 
     fn ours(&self) -> Result<Curve, String> {
