@@ -29,9 +29,10 @@ use crate::process::{AM_Init, port};
 const LAUNCHED: [&str; 3] = ["PMI_FD", "PMI_PORT", "PMIX_NAMESPACE"];
 /// Most processes that a program may start of itself.
 const MOST: u32 = 4096;
-/// Handlers of the endpoint for barriers and gathers.
-const AT_BARRIER: u16 = 1;
-const PART: u16 = 2;
+/// The handler of the endpoint for barriers and gathers.
+const PART: u16 = 1;
+/// For so long a process that ends waits for its peers.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Bytes of a gather in one message.
 const PIECE: usize = 32_768;
 
@@ -45,8 +46,6 @@ struct Gather {
 /// What handlers fill in.
 #[derive(Default)]
 struct Arrived {
-    /// Messages of each round of each barrier, by number and round.
-    barriers: HashMap<(i32, i32), u32>,
     gathers: HashMap<i32, Gather>,
 }
 
@@ -61,7 +60,6 @@ struct Known {
     private: Endpoint,
     bundle: Bundle,
     arrived: Arc<Mutex<Arrived>>,
-    barriers: AtomicI32,
     gathers: AtomicI32,
 }
 
@@ -170,7 +168,6 @@ fn join(ep: ep_t) -> Outcome {
         private,
         bundle,
         arrived,
-        barriers: AtomicI32::new(0),
         gathers: AtomicI32::new(0),
     };
     KNOWN.set(known).map_err(|_| RESOURCE)?;
@@ -195,17 +192,11 @@ fn rank_tag(base: u64, rank: u32) -> Tag {
     Tag(base | u64::from(rank & 0xffff) << 16)
 }
 
-/// Sets the handlers of the endpoint for barriers and gathers.
+/// Sets the handler of the endpoint for barriers and gathers.
 fn take_messages(
     private: &Endpoint,
     arrived: &Arc<Mutex<Arrived>>,
 ) -> Result<(), quipu::am::Error> {
-    let place = Arc::clone(arrived);
-    private.set_handler(AT_BARRIER.into(), move |message| {
-        if let &[number, round] = message.args() {
-            *lock(&place).barriers.entry((number, round)).or_default() += 1;
-        }
-    })?;
     let place = Arc::clone(arrived);
     private.set_handler(PART.into(), move |message| take_part(message, &mut lock(&place)))
 }
@@ -237,10 +228,10 @@ impl Known {
     }
 
     /// Polls until something is so; gives way to others where that takes long.
-    fn until(&self, mut is_so: impl FnMut(&mut Arrived) -> bool) -> Outcome {
+    fn until(&self, mut is_so: impl FnMut() -> Outcome<bool>) -> Outcome {
         let began = Instant::now();
         let mut polls = 0u32;
-        while !is_so(&mut lock(&self.arrived)) {
+        while !is_so()? {
             self.poll()?;
             polls += 1;
             if polls.is_multiple_of(64) && began.elapsed() > Duration::from_millis(1) {
@@ -251,9 +242,13 @@ impl Known {
     }
 
     fn send(&self, to: u32, handler: u16, args: &[i32], payload: &[u8]) -> Outcome {
+        self.retry(|| self.private.try_request_medium(to, handler, args, payload))
+    }
+
+    /// Polls until a message can be sent.
+    fn retry(&self, mut attempt: impl FnMut() -> Result<(), quipu::am::Error>) -> Outcome {
         loop {
-            let sent = self.private.try_request_medium(to, handler, args, payload);
-            match sent {
+            match attempt() {
                 Err(quipu::am::Error::Call(quipu::am::CallError::WouldBlock)) => self.poll()?,
                 sent => return sent.or_code(),
             }
@@ -261,21 +256,28 @@ impl Known {
     }
 }
 
-/// A dissemination barrier: in round k each tells the one 2^k further on.
-///
-/// At its end all own messages have been answered: the process may exit then, and takes none with it that a
-/// peer still waits for.
+/// A dissemination barrier: in round k each gives a signal to the one 2^k further on. The partners of the
+/// rounds differ, so that a signal is of the round for which it is awaited.
 fn known_barrier() -> Outcome {
     let known = known()?;
     let (rank, size) = (known.rank, known.size);
-    let number = known.barriers.fetch_add(1, Ordering::Relaxed);
-    let (mut step, mut round) = (1, 0);
+    let mut step = 1;
     while step < size {
-        known.send((rank + step) % size, AT_BARRIER, &[number, round], &[])?;
-        known.until(|arrived| arrived.barriers.remove(&(number, round)).is_some())?;
-        (step, round) = (step * 2, round + 1);
+        known.retry(|| known.private.try_signal((rank + step) % size))?;
+        let from = (rank + size - step) % size;
+        known.until(|| known.private.take_signal(from).or_code())?;
+        step *= 2;
     }
-    known.until(|_| !matches!(known.private.outstanding(), Ok(1..)))
+    Ok(())
+}
+
+/// Waits until peers have taken the messages of this process, which would go with it.
+fn wait_for_peers() {
+    let Some(known) = KNOWN.get() else { return };
+    let began = Instant::now();
+    let is_over = || began.elapsed() > LAST_WORDS;
+    // The process ends in any case.
+    let _ = known.until(|| Ok(is_over() || !matches!(known.private.outstanding(), Ok(1..))));
 }
 
 /// Takes the job, unless another thread is at it: a signal handler may exit.
@@ -305,12 +307,13 @@ fn gather(own: &[u8]) -> Outcome<Vec<u8>> {
     }
     let all = own.len() * size as usize;
     let mut bytes = Vec::new();
-    known.until(|arrived| {
+    known.until(|| {
+        let mut arrived = lock(&known.arrived);
         let is_over = arrived.gathers.get(&number).map_or(0, |gather| gather.arrived) >= all;
         if is_over {
             bytes = arrived.gathers.remove(&number).map(|gather| gather.bytes).unwrap_or_default();
         }
-        is_over
+        Ok(is_over)
     })?;
     Ok(bytes)
 }
@@ -404,6 +407,9 @@ entry! {
         let job = KNOWN.get().filter(|_| exit != 0).and_then(|known| take(&known.job));
         if let Some(job) = job {
             job.abort(exit & 0xff, "AMX_SPMDExit was called with another code than 0");
+        }
+        if exit == 0 {
+            wait_for_peers();
         }
         // Other threads may be in the library; `exit` runs what is to run.
         // SAFETY: this is what the program asks for.

@@ -13,6 +13,7 @@ use quipu_host::connection::{Event, EventKind, IdKey, PortSpace, Refusal};
 use quipu_sdp::Connection;
 
 use crate::adapter::{Adapter, adapter};
+use crate::both;
 use crate::helper;
 use crate::link::{CONFIG, Link};
 use crate::queue::Queue;
@@ -81,9 +82,24 @@ impl Socket {
         let (id, adapter) = self.identifier(&mut state)?;
         let listening = adapter.engine.cm_listen(id, backlog.clamp(1, 4096));
         listening.map_err(|error| errno_of(&error))?;
+        if let Some(at) = state.local {
+            state.twin = self.listen_at_twin(adapter, at, backlog);
+        }
         state.phase = Phase::Listening;
         state.show();
         Ok(())
+    }
+
+    /// Listens where clients of a rule `both` ask, if that port is free.
+    fn listen_at_twin(&self, adapter: &Adapter, at: SocketAddr, backlog: c_int) -> Option<IdKey> {
+        let engine = &adapter.engine;
+        let id = engine.cm_create_id(adapter.events, PortSpace::Sdp, RC, self.number).ok()?;
+        let bound = engine.cm_bind_addr(id, both::twin(at));
+        if bound.and_then(|()| engine.cm_listen(id, backlog.clamp(1, 4096))).is_ok() {
+            return Some(id);
+        }
+        let _ = engine.cm_destroy_id(id);
+        None
     }
 
     /// As accept4(2): a connection, whose descriptor is not the program's yet.
@@ -258,7 +274,7 @@ impl Socket {
     fn established(self: &Arc<Self>, state: &mut State) -> Result<(), Errno> {
         let Some(listener) = state.listener.take() else { return Ok(()) };
         let mut at = listener.lock();
-        if at.closed {
+        if at.closed || at.knock().is_err() {
             state.closed = true;
             if let Some(link) = &mut state.link {
                 link.connection.abort();
@@ -347,7 +363,10 @@ fn accept(
     let (engine, id) = (&adapter.engine, event.id);
     let queue = Queue::new(adapter)?;
     let params = engine.cm_connect_params(id).map_err(|error| errno_of(&error))?;
-    let options = listener.lock().options.clone();
+    let (options, nominal) = {
+        let at = listener.lock();
+        (at.options.clone(), at.local.map(|at| at.port()))
+    };
     queue.connect(&params, options.level())?;
     let (socket, fd) = Socket::new(libc::SOCK_CLOEXEC)?;
     // accept(2) gives it to the program.
@@ -359,6 +378,9 @@ fn accept(
         let mut state = socket.lock();
         state.options = options;
         (state.local, state.peer) = (route.src, route.dst);
+        if let (Some(local), Some(nominal)) = (&mut state.local, nominal) {
+            local.set_port(nominal);
+        }
         (state.id, state.listener) = (Some(id), Some(Arc::clone(listener)));
         let mut link = Link::new(queue, connection);
         if let (Some(own), Some(peer)) = (route.src, route.dst) {

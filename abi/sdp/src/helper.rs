@@ -11,11 +11,13 @@ use quipu_cabi::Errno;
 
 use crate::adapter::Adapter;
 use crate::establish;
-use crate::real;
 use crate::sys::{BlockedSignals, own_descriptor, system};
+use crate::{real, relay};
 
 /// The name of connection management in the set; sockets have their numbers.
 const EVENTS: u64 = 0;
+/// Added to the descriptor at which children ask for connections.
+const CHILDREN: u64 = 1 << 63;
 /// How often sockets are looked at, in ms, where all are attended; and where a call of the program was at
 /// one since the last time. A peer that takes an advertised buffer back waits for an answer, whatever the
 /// program does meanwhile.
@@ -74,6 +76,11 @@ pub(crate) fn serve(fd: RawFd, number: u64) -> Result<(), Errno> {
     }
 }
 
+/// Answers children that ask at a descriptor.
+pub(crate) fn serve_child(fd: RawFd) -> Result<(), Errno> {
+    serve(fd, CHILDREN | fd as u64)
+}
+
 /// Serves it no more.
 pub(crate) fn leave(fd: RawFd) {
     if let Some(helper) = &*helper() {
@@ -94,8 +101,10 @@ fn run(adapter: &'static Adapter, set: RawFd) {
         let ready = events.iter().take(count.max(0) as usize);
         let mut any_event = false;
         for event in ready {
-            match event.u64 {
+            let name = event.u64;
+            match name {
                 EVENTS => any_event = true,
+                name if name & CHILDREN != 0 => relay::answer(name as RawFd),
                 number => serve_socket(adapter, number),
             }
         }

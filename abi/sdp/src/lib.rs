@@ -26,6 +26,7 @@
 //! The engine's own sockets pass through the same functions: they are in no table.
 
 mod adapter;
+mod both;
 mod capture;
 mod entry;
 mod establish;
@@ -35,6 +36,7 @@ mod options;
 mod queue;
 mod ready;
 mod real;
+mod relay;
 mod rules;
 mod socket;
 mod sys;

@@ -103,6 +103,27 @@ impl Ready {
         }
     }
 
+    /// Ends the showing of readiness: the pair carries octets from now on. Gives this end of it, unless
+    /// the socket has hung up. `fd` is the program's end.
+    pub(crate) fn hand_over(&mut self, fd: RawFd) -> Option<OwnedFd> {
+        let ours = self.ours.take()?;
+        drain(fd);
+        drain(ours.as_raw_fd());
+        let size: c_int = 256 << 10;
+        let len = size_of::<c_int>() as libc::socklen_t;
+        // SAFETY: an option that is a number.
+        unsafe {
+            real::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, (&raw const size).cast(), len)
+        };
+        self.theirs = None;
+        Some(ours)
+    }
+
+    /// The descriptors of this library.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.ours.iter().chain(&self.theirs).map(AsRawFd::as_raw_fd)
+    }
+
     /// The program has no descriptor of it any more.
     pub(crate) fn close(&mut self) {
         (self.ours, self.theirs) = (None, None);

@@ -5,8 +5,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    c_int, c_uint, c_ulong, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t,
-    sockaddr, socklen_t, ssize_t, timespec, timeval,
+    c_char, c_int, c_uint, c_ulong, c_void, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd,
+    sigset_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
 /// Defines the functions: each calls the next library's function of that name, which is looked up once.
@@ -100,6 +100,12 @@ reals! {
     pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t) -> c_int;
     epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int;
+    splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: usize, flags: c_uint)
+        -> ssize_t;
+    sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut timespec)
+        -> c_int;
+    fdopen(fd: c_int, mode: *const c_char) -> isize;
     _exit(status: c_int) -> c_int;
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C-unwind" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;

@@ -45,8 +45,8 @@ pub(crate) fn any() -> bool {
     !settings().rules.is_empty()
 }
 
-/// Whether a socket with this role at this address goes over SDP.
-pub(crate) fn wants_sdp(role: Role, address: SocketAddr) -> bool {
+/// What carries a socket with this role at this address.
+pub(crate) fn choose(role: Role, address: SocketAddr) -> Transport {
     let Settings { rules, program } = settings();
-    rules.choose(role, program, address) == Transport::Sdp
+    rules.choose(role, program, address)
 }

@@ -13,6 +13,7 @@ use quipu_host::connection::IdKey;
 use quipu_sdp::Readable;
 
 use crate::adapter::Adapter;
+use crate::both::Shown;
 use crate::helper;
 use crate::link::Link;
 use crate::options::Options;
@@ -42,6 +43,10 @@ pub(crate) struct State {
     /// The queue pair of a connection that does not stand yet.
     pub(crate) queue: Option<Queue>,
     pub(crate) link: Option<Link>,
+    /// The identifier that listens at the twin of the port, for clients of a rule `both`.
+    pub(crate) twin: Option<IdKey>,
+    /// The kernel's socket that shows connections of this listener.
+    pub(crate) shown: Option<Shown>,
     /// Connections that wait for accept(2).
     pub(crate) backlog: VecDeque<Arc<Socket>>,
     /// The listener that a connection waits for until it stands.
@@ -78,6 +83,21 @@ pub(crate) struct Socket {
     pub(crate) nonblocking: AtomicBool,
     /// Descriptors of the program.
     pub(crate) descriptors: AtomicU32,
+    /// Calls of the program that move octets, now.
+    pub(crate) calls: AtomicU32,
+    /// A child of fork(2) may have a descriptor.
+    pub(crate) is_shared: AtomicBool,
+    /// Kernel calls move octets from now on: those of the relay are the only ones here.
+    pub(crate) is_relayed: AtomicBool,
+}
+
+/// A call of the program that moves octets, while it lasts.
+pub(crate) struct Call<'a>(&'a Socket);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -93,6 +113,8 @@ impl Socket {
             peer: None,
             queue: None,
             link: None,
+            twin: None,
+            shown: None,
             backlog: VecDeque::new(),
             listener: None,
             error: None,
@@ -114,8 +136,18 @@ impl Socket {
             changed: Condvar::new(),
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptors: AtomicU32::new(0),
+            calls: AtomicU32::new(0),
+            is_shared: AtomicBool::new(false),
+            is_relayed: AtomicBool::new(false),
         };
         Ok((Arc::new(socket), fd))
+    }
+
+    /// A call of the program begins; none if the kernel is to do it.
+    pub(crate) fn call(&self) -> Option<Call<'_>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let call = Call(self);
+        (!self.is_relayed.load(Ordering::SeqCst)).then_some(call)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -244,8 +276,8 @@ impl State {
     /// Gives everything back to the adapter.
     pub(crate) fn destroy(&mut self, adapter: &Adapter) {
         self.destroyed = true;
-        (self.link, self.queue, self.listener) = (None, None, None);
-        if let Some(id) = self.id.take() {
+        (self.link, self.queue, self.listener, self.shown) = (None, None, None, None);
+        for id in [self.id.take(), self.twin.take()].into_iter().flatten() {
             let _ = adapter.engine.cm_destroy_id(id);
         }
     }

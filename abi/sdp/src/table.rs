@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 use crate::establish::{add_descriptor, remove_descriptor};
+use crate::relay::{Lost, Relayed, leave_to_children, relaying};
 use crate::socket::Socket;
 
 /// Descriptors that can be known. Sockets with larger numbers stay the kernel's.
@@ -19,6 +20,16 @@ pub(crate) struct Candidate {
     pub(crate) sets: Mutex<Vec<(RawFd, libc::epoll_event)>>,
     /// Where it was bound.
     pub(crate) bound: Mutex<Option<SocketAddr>>,
+    /// What listens for SDP next to it, by a rule `both`.
+    pub(crate) twin: Mutex<Option<Arc<Socket>>>,
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        if let Some(twin) = self.twin.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            twin.close();
+        }
+    }
 }
 
 /// What a descriptor stands for.
@@ -28,8 +39,11 @@ pub(crate) enum Entry {
     Sdp(Arc<Socket>),
     /// A socket of the kernel, so far.
     Candidate(Arc<Candidate>),
+    /// A connection of SDP that this process, or its parent, relays: the descriptor is a stream of the
+    /// kernel.
+    Relayed(Arc<Relayed>),
     /// A socket of SDP that belongs to the parent of this process.
-    Lost,
+    Lost(Arc<Lost>),
 }
 
 /// One bit for each descriptor that is in the table: most calls are for others, and need no lock.
@@ -60,6 +74,15 @@ pub(crate) fn socket(fd: RawFd) -> Option<Arc<Socket>> {
     }
 }
 
+/// The names of a connection that the kernel moves, or that is the parent's.
+pub(crate) fn relayed(fd: RawFd) -> Option<Arc<Relayed>> {
+    match get(fd)? {
+        Entry::Relayed(relayed) => Some(relayed),
+        Entry::Lost(lost) => Some(Arc::new(lost.names)),
+        _ => None,
+    }
+}
+
 /// Has a descriptor stand for something. False if its number is too large.
 pub(crate) fn put(fd: RawFd, entry: Entry) -> bool {
     let Some((word, mask)) = bit(fd) else { return false };
@@ -79,8 +102,16 @@ pub(crate) fn forget(fd: RawFd) {
     if word.load(Ordering::Acquire) & mask == 0 {
         return;
     }
+    let is_shared = |socket: &Arc<Socket>| socket.is_shared.load(Ordering::SeqCst);
+    let _relaying = socket(fd).filter(is_shared).map(|_| relaying());
     word.fetch_and(!mask, Ordering::AcqRel);
     let before = TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&fd);
+    if let Some(Entry::Sdp(socket)) = &before
+        && socket.descriptors.load(Ordering::Acquire) == 1
+        && is_shared(socket)
+    {
+        leave_to_children(socket, fd);
+    }
     dropped(before);
 }
 
@@ -109,13 +140,18 @@ pub(crate) fn range(first: u32, last: u32) -> Vec<RawFd> {
 
 /// In a child of fork(2): the sockets of SDP are the parent's. Others may hold the lock, which the child
 /// would never get: so there is a new table.
-pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>) {
+pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>, lost: &HashMap<RawFd, Arc<Lost>>) {
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
     for (fd, entry) in known {
-        if let Entry::Sdp(socket) = entry {
+        if let Entry::Candidate(candidate) = &entry
+            && let Ok(mut twin) = candidate.twin.try_lock()
+        {
+            std::mem::forget(twin.take());
+        }
+        if let (Entry::Sdp(socket), Some(lost)) = (entry, lost.get(&fd)) {
             // Its lock may be held by a thread that this process does not have: it is never touched.
             std::mem::forget(socket);
-            if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost) {
+            if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost(Arc::clone(lost))) {
                 std::mem::forget(socket);
             }
         }

@@ -19,19 +19,56 @@ fn library() -> &'static Path {
     LIBRARY.get_or_init(|| cdylib::built(&["-p", "quipu-sdp-preload"], "quipu_sdp_preload"))
 }
 
-/// Compiles the program. None without a compiler for this machine.
+/// Compiles a program. None without a compiler for this machine.
+fn compiled(name: &str) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdp-{name}"));
+    let mut command = needs::compiler()?;
+    command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+    assert!(command.status().unwrap().success(), "the program does not compile");
+    Some(program)
+}
+
 fn program() -> Option<&'static Path> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let compile = || {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/stream.c");
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sdp-stream");
-        let mut command = needs::compiler()?;
-        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
-        assert!(command.status().unwrap().success(), "the program does not compile");
-        Some(program)
-    };
-    PROGRAM.get_or_init(compile).as_deref()
+    PROGRAM.get_or_init(|| compiled("stream")).as_deref()
 }
+
+/// Bytes of all captures whose names begin so, which are removed.
+fn captured(begin: &str) -> u64 {
+    let files = std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten();
+    let ours = files.filter(|file| file.file_name().to_string_lossy().starts_with(begin));
+    let ours: Vec<_> =
+        ours.filter(|file| file.path().extension().is_some_and(|it| it == "pcapng")).collect();
+    let bytes = ours.iter().map(|file| file.metadata().map_or(0, |it| it.len())).sum();
+    ours.iter().for_each(|file| std::fs::remove_file(file.path()).unwrap());
+    bytes
+}
+
+/// Runs the server and its clients, in a way of serving, with rules.
+fn serve(way: &str, rules: &str) {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let Some(program) = PROGRAM.get_or_init(|| compiled("serve")) else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let name = format!("serve-{way}-{}", std::process::id());
+    let conf = folder.join(format!("{name}.conf"));
+    std::fs::write(&conf, rules).unwrap();
+    let output = Command::new(program)
+        .args([way, &port().to_string()])
+        .env("LD_PRELOAD", library())
+        .env("LIBSDP_CONFIG_FILE", &conf)
+        .env("QUIPU_SDP_PCAP", folder.join(format!("{name}-%p.pcapng")))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{way}: {errors}");
+    // They went over SDP.
+    let captured = captured(&format!("{name}-"));
+    assert!(captured > 100_000, "{way}: {captured}");
+    std::fs::remove_file(conf).unwrap();
+}
+
+const ALL: &str = "use sdp server * *:*\nuse sdp client * *:*\n";
 
 /// A port that is free now.
 fn port() -> u16 {
@@ -92,4 +129,79 @@ fn messages_are_captured() {
     let is_whole = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|file| file.len() > 1000);
     assert_eq!(captures.iter().filter(is_whole).count(), 2);
     captures.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+}
+
+#[test]
+fn children_take_accepted_connections_over() {
+    for way in ["fork", "keep", "late"] {
+        serve(way, ALL);
+    }
+}
+
+#[test]
+fn the_c_library_and_the_kernel_move_octets_by_themselves() {
+    for way in ["stdio", "many", "splice"] {
+        serve(way, ALL);
+    }
+}
+
+#[test]
+fn a_server_of_both_serves_both() {
+    serve("plain", "use both server * *:*\nuse both client * *:*\n");
+    // Its clients find it whatever the server's rule is.
+    serve("fork", "use sdp server * *:*\nuse both client * *:*\n");
+}
+
+/// Octets that a fork server sends back to two clients at a time; the bytes of the clients' captures.
+fn socat(rules: (&str, &str)) -> Option<u64> {
+    if Command::new("socat").arg("-V").output().is_err() {
+        println!("SKIPPED: socat is not installed");
+        return None;
+    }
+    let (port, folder) = (port(), Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let file = |what: &str| folder.join(format!("socat-{port}-{what}"));
+    let command = |rules: &str, what: &str| {
+        // `timeout` would not pass on the signal that ends the server.
+        let mut command = Command::new("socat");
+        std::fs::write(file(what), rules).unwrap();
+        command.args(["-T", "60"]).env("LD_PRELOAD", library());
+        command.env("LIBSDP_CONFIG_FILE", file(what)).env("QUIPU_SDP_PCAP", file("%p.pcapng"));
+        command
+    };
+    let listen = format!("TCP4-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr");
+    let mut server = command(rules.0, "server").args([&listen, "EXEC:cat"]).spawn().unwrap();
+    let sent: Vec<u8> = (0..1_000_000u32).map(|at| ((at * 7) >> 5) as u8).collect();
+    std::fs::write(file("in"), &sent).unwrap();
+    let to = format!("TCP4:127.0.0.1:{port},retry=50,interval=0.1");
+    let clients: Vec<_> = (0..2)
+        .map(|_| {
+            let input = std::fs::File::open(file("in")).unwrap();
+            let mut client = command(rules.1, "client");
+            client.args(["-t", "20", "-", &to]).stdin(input).stdout(std::process::Stdio::piped());
+            client.spawn().unwrap()
+        })
+        .collect();
+    for client in clients {
+        let output = client.wait_with_output().unwrap();
+        assert!(output.stdout == sent, "{rules:?}: {} octets", output.stdout.len());
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let captured = captured(&format!("socat-{port}-"));
+    for what in ["server", "client", "in"] {
+        let _ = std::fs::remove_file(file(what));
+    }
+    Some(captured)
+}
+
+#[test]
+fn socat_serves_by_children() {
+    let (sdp, both, tcp) = ("use sdp server * *:*", "use both server * *:*", "");
+    let client = "use both client * *:*";
+    for (server, client, is_sdp) in
+        [(sdp, client, true), (both, client, true), (tcp, client, false), (both, tcp, false)]
+    {
+        let Some(captured) = socat((server, client)) else { return };
+        assert_eq!(captured > 100_000, is_sdp, "{server}, {client}: {captured}");
+    }
 }

@@ -27,6 +27,8 @@ const MESSAGES: u32 = 8;
 /// fast over TCP, which joins them.
 const ONE_WAY: u32 = 32;
 const LONG: usize = 8 * 1024;
+/// Octets that one call receives over TCP if they are of a stream: the next are probably there.
+const STREAMED: usize = 4096;
 /// The same after the other end was not found: the ends of such a stream make different numbers of calls, and
 /// so ask at different times.
 const ONCE_MORE: u32 = 512;
@@ -96,7 +98,9 @@ pub(crate) struct Conn {
     pub(crate) is_quick_member: AtomicBool,
     /// It has received something since its set last slept.
     pub(crate) is_touched: AtomicBool,
-    /// What it received last came over TCP.
+    /// Looking at its ring costs too much before this time: all octets are to come over TCP.
+    pub(crate) rests_until: AtomicU64,
+    /// What it received last came over TCP, and was long.
     pub(crate) is_fed_by_tcp: AtomicBool,
     /// It is in the list of those that the set asks for their consent.
     pub(crate) is_candidate: AtomicBool,
@@ -165,6 +169,7 @@ impl Conn {
             is_watched: AtomicBool::new(false),
             is_quick_member: AtomicBool::new(false),
             is_touched: AtomicBool::new(false),
+            rests_until: AtomicU64::new(0),
             is_fed_by_tcp: AtomicBool::new(false),
             is_candidate: AtomicBool::new(false),
             patience: Mutex::new(Patience::default()),
@@ -208,6 +213,7 @@ impl Conn {
             *overflow = Overflow::default();
         }
         conn.closed_until.store(0, Ordering::Relaxed);
+        conn.rests_until.store(0, Ordering::Relaxed);
         conn.reason.store(Reason::Young as u8, Ordering::Relaxed);
         conn.mode.store(Mode::Young as u8, Ordering::Relaxed);
         conn.users.fetch_and(!CLOSED, Ordering::SeqCst);
@@ -398,14 +404,19 @@ impl Conn {
         self.give_up(Mode::Young, reason);
         self.give_up(Mode::Asking, reason);
         let Some(map) = self.map() else { return };
-        self.reason.store(reason as u8, Ordering::Relaxed);
-        if !self.leaving.swap(true, Ordering::SeqCst) {
-            totals::LOWERS.add(1);
-        }
+        self.leave_ring(reason);
         map.receiver().wish(wish::PLAIN);
         let _ = map.receiver().revoke();
         crate::send::settle(self, map);
         self.give_nodelay_back();
+    }
+
+    /// From now on no ring is opened.
+    pub(crate) fn leave_ring(&self, reason: Reason) {
+        self.reason.store(reason as u8, Ordering::Relaxed);
+        if !self.leaving.swap(true, Ordering::SeqCst) {
+            totals::LOWERS.add(1);
+        }
     }
 
     /// Whether a send, the only one under way, may open the ring.
@@ -424,6 +435,19 @@ impl Conn {
             self.closed_until.store(0, Ordering::Relaxed);
         }
         is_over
+    }
+
+    /// Whether the receiver leaves everything to the kernel for now.
+    #[inline]
+    pub(crate) fn is_resting(&self) -> bool {
+        let until = self.rests_until.load(Ordering::Relaxed);
+        until != 0 && sys::now_ns() < until
+    }
+
+    /// Octets have come over TCP.
+    pub(crate) fn fed_by_tcp(&self, len: usize) {
+        count(&self.counters.tcp_received, len);
+        self.is_fed_by_tcp.store(len >= STREAMED, Ordering::Relaxed);
     }
 
     /// The ring was full, and is taken back: it stays closed for a while.
@@ -468,8 +492,8 @@ impl Conn {
         }
     }
 
-    /// Gives the option back to the program.
-    fn give_nodelay_back(&self) {
+    /// Gives the option back to the program: the connection is leaving.
+    pub(crate) fn give_nodelay_back(&self) {
         if self.has_nodelay.swap(false, Ordering::SeqCst) && !self.nodelay.load(Ordering::SeqCst) {
             sys::set_option(self.fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 0);
         }
@@ -529,11 +553,9 @@ impl Conn {
 /// The peer broke the protocol: what it says is not believed any more.
 #[cold]
 pub(crate) fn break_off(conn: &Conn, map: &Map) {
-    conn.reason.store(Reason::Fault as u8, Ordering::Relaxed);
-    if !conn.leaving.swap(true, Ordering::SeqCst) {
-        totals::LOWERS.add(1);
-    }
+    conn.leave_ring(Reason::Fault);
     map.receiver().wish(wish::PLAIN);
+    conn.give_nodelay_back();
     conn.change(Mode::Raised, Mode::Plain);
 }
 

@@ -111,23 +111,24 @@ impl Watched {
 
     /// Whether something was found.
     fn spin(&self, is_ready: impl Fn() -> bool) -> bool {
-        let mut may_consent = false;
-        for (_, conn) in self.iter() {
-            let Some(map) = conn.map() else { continue };
+        let consents = |conn: &Conn| {
             let is_free = conn.set.load(Ordering::Relaxed).is_null();
-            if is_free && recv::is_in_step(conn, map, 1) && conn.may_consent(1) {
-                conn.is_watched.store(true, Ordering::Relaxed);
-                map.receiver().consent();
-                may_consent = true;
-            }
-        }
-        let Some((_, first)) = self.iter().next().filter(|_| may_consent) else { return false };
+            conn.map().is_some_and(|map| is_free && recv::is_in_step(conn, map, 1))
+                && conn.may_consent(1)
+        };
+        let Some((_, first)) = self.iter().find(|(_, conn)| consents(conn)) else { return false };
         let Ok(mut patience) = first.patience.try_lock() else { return false };
         let Some(mut spin) = Spin::begin(&mut patience) else { return false };
+        for (_, conn) in self.iter().filter(|(_, conn)| consents(conn)) {
+            conn.is_watched.store(true, Ordering::Relaxed);
+            if let Some(map) = conn.map() {
+                map.receiver().consent();
+            }
+        }
         loop {
             for _ in 0..16 {
                 if self.readable().next().is_some() {
-                    spin.found();
+                    spin.found_in_ring();
                     return true;
                 }
                 std::hint::spin_loop();
@@ -138,9 +139,11 @@ impl Watched {
                     return true;
                 }
                 Some(_) => {}
-                None => return false,
+                None => break,
             }
         }
+        first.rests_until.store(patience.rests_until(), Ordering::Relaxed);
+        false
     }
 }
 

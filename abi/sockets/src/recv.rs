@@ -65,8 +65,7 @@ pub(crate) fn finish(
         let errno = sys::errno();
         if received > 0 && flags & libc::MSG_PEEK == 0 {
             map.receiver().account(received as usize);
-            count(&conn.counters.tcp_received, received as usize);
-            conn.is_fed_by_tcp.store(true, Ordering::Relaxed);
+            conn.fed_by_tcp(received as usize);
             stay_awake(conn, map);
             // A program that gets less than it asked for takes the socket for empty, and waits for an edge.
             into.skip(received as usize);
@@ -123,7 +122,7 @@ fn is_blocking(conn: &Conn, flags: c_int) -> bool {
 fn stay_awake(conn: &'static Conn, map: &Map) {
     if !conn.set.load(Ordering::Relaxed).is_null() {
         crate::set::note(conn);
-    } else if conn.is_watched.load(Ordering::Relaxed) && conn.may_consent(1) {
+    } else if conn.is_watched.load(Ordering::Relaxed) && conn.may_consent(1) && !conn.is_resting() {
         map.receiver().consent();
     }
 }
@@ -214,8 +213,8 @@ fn raised(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -
                 }
             }
             match spin(conn, map) {
-                Found::Ring => continue,
-                Found::Tcp if !wants_all => {
+                Found::Ring if matches!(map.receiver().look(), Look::Ring { .. }) => continue,
+                Found::Ring | Found::Tcp if !wants_all => {
                     if let Some(plan) = from_tcp(conn, map, into, flags) {
                         return plan;
                     }
@@ -268,9 +267,11 @@ fn spin(conn: &Conn, map: &Map) -> Found {
                 return Found::Tcp;
             }
             Some(_) => {}
-            None => return Found::Nothing,
+            None => break,
         }
     }
+    conn.rests_until.store(patience.rests_until(), Ordering::Relaxed);
+    Found::Nothing
 }
 
 /// Receives from TCP without waiting, so that the consent can stay. None if nothing was there after all.
@@ -284,8 +285,7 @@ fn from_tcp(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int)
     }
     if flags & libc::MSG_PEEK == 0 {
         map.receiver().account(received);
-        count(&conn.counters.tcp_received, received);
-        conn.is_fed_by_tcp.store(true, Ordering::Relaxed);
+        conn.fed_by_tcp(received);
         into.skip(received);
         let more = from_ring(conn, map, into, flags).unwrap_or(0);
         return Some(Plan::Done((received + more) as isize, 0));

@@ -327,8 +327,10 @@ pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
 /// the holder of the lock, if it ever goes on, finds the ring closed.
 #[cold]
 fn without_lock(conn: &'static Conn, map: &Map, done: usize) -> Plan {
-    conn.leaving.store(true, Ordering::SeqCst);
-    if take_back(conn, map) || done == 0 {
+    conn.leave_ring(Reason::Resources);
+    let is_empty = take_back(conn, map);
+    conn.give_nodelay_back();
+    if is_empty || done == 0 {
         return Plan::Kernel(conn, done);
     }
     Plan::Done(done as isize, 0)

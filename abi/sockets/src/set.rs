@@ -440,7 +440,7 @@ impl Set {
             if Self::has_news(&inner) {
                 let count = self.collect(&mut inner, events, room);
                 if count > 0 {
-                    spin.found();
+                    spin.found_in_ring();
                     break Some(count as c_int);
                 }
             }

@@ -6,7 +6,7 @@ use crate::sys;
 
 /// Time between two questions to the kernel.
 const ASK_NS: u64 = 3_000;
-/// A pause between two looks that is longer means that another thread had the processor.
+/// More time between two looks means that another thread had the processor.
 const GAP_NS: u64 = 40_000;
 
 /// One look that may take a while.
@@ -31,7 +31,6 @@ impl<'a> Spin<'a> {
 
     /// Something was found.
     pub(crate) fn found(&mut self) {
-        self.patience.found();
         self.patience.waited(self.last - self.begun);
     }
 
@@ -50,19 +49,15 @@ impl<'a> Spin<'a> {
     /// Whether to look again, and to ask the kernel before that. None once the time is over; the
     /// look has ended then.
     pub(crate) fn goes_on(&mut self) -> Option<bool> {
-        let mut now = sys::now_ns();
-        if now - self.asked > ASK_NS {
-            // Another thread that wants this processor has it now: the pause shows that.
-            sys::quietly(|| sys::call!(SYS_sched_yield));
-            now = sys::now_ns();
-        }
+        let now = sys::now_ns();
         let gap = now - self.last;
         self.last = now;
         if gap > GAP_NS {
-            self.patience.crowded(now);
+            self.patience.lost(now, gap);
             return None;
         }
         if now > self.deadline {
+            self.patience.lost(now, now - self.begun);
             return None;
         }
         let ask = now - self.asked > ASK_NS;

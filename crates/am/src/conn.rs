@@ -37,6 +37,8 @@ pub(crate) struct Initiator {
     pub(crate) window: u16,
     /// Requests that are.
     pub(crate) in_flight: u16,
+    /// Signals among those: their credits come back together.
+    pub(crate) signals: u16,
     /// A request has waited for a credit since the last one was sent.
     pub(crate) is_starved: bool,
     /// The tag that the peer knows.
@@ -60,6 +62,10 @@ pub(crate) struct Acceptor {
     pub(crate) granted: u16,
     /// Requests that have come and are not answered.
     pub(crate) in_service: u16,
+    /// Signals among those.
+    pub(crate) taken_signals: u16,
+    /// Signals that the program has not taken.
+    pub(crate) signals: u32,
     /// Send buffers that answers have and the peer has not taken.
     pub(crate) buffers: u16,
     /// The peer has not answered the last control message: there is one at a time.

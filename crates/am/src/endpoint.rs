@@ -78,6 +78,10 @@ pub(crate) struct Translation {
     pub(crate) name: Name,
     pub(crate) tag: Tag,
     pub(crate) link: Link,
+    /// The connection that the peer has made, as far as it was looked for.
+    pub(crate) heard: Option<ConnId>,
+    /// Signals of connections of the peer that are gone.
+    pub(crate) signals: u32,
 }
 
 /// An endpoint.

@@ -43,7 +43,7 @@ impl Hello {
     /// Bytes of [`to_bytes`](Self::to_bytes): all that an InfiniBand REQ has room for.
     pub const WIRE_LEN: usize = 56;
     const MAGIC: u16 = 0x4d41;
-    const VERSION: u16 = 1;
+    const VERSION: u16 = 2;
 
     /// Magic number, version, own name, wanted endpoint and incarnation, tag; little-endian.
     #[must_use]

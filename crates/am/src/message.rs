@@ -10,7 +10,7 @@ pub const MAX_HEAD: usize = FIXED + 8 + 16 + 4 * MAX_ARGS;
 const TAGGED: u8 = 0x40;
 const STARVED: u8 = 0x80;
 
-/// What a message is. Requests, queries and refusals of replies use a credit; everything up to
+/// What a message is. Requests, queries, signals and refusals of replies use a credit; everything up to
 /// [`SegmentInfo`](Self::SegmentInfo) answers one of those and returns the credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -23,6 +23,8 @@ pub enum Kind {
     ReplyRefused = 3,
     /// Answers a control message: gives unused credits back.
     Revoked = 4,
+    /// The sender has come somewhere. It is not answered by itself.
+    Signal = 5,
     /// Runs a handler at the requester.
     Reply = 8,
     /// The handler did not reply.
@@ -35,21 +37,26 @@ pub enum Kind {
     Revoke = 12,
     /// A control message: the acceptor has another segment.
     SegmentChanged = 13,
+    /// So many signals were taken: gives their credits back.
+    SignalsTaken = 14,
 }
 
 impl Kind {
+    #[inline]
     fn from_bits(bits: u8) -> Option<Self> {
         Some(match bits {
             1 => Self::Request,
             2 => Self::Segment,
             3 => Self::ReplyRefused,
             4 => Self::Revoked,
+            5 => Self::Signal,
             8 => Self::Reply,
             9 => Self::Ack,
             10 => Self::Return,
             11 => Self::SegmentInfo,
             12 => Self::Revoke,
             13 => Self::SegmentChanged,
+            14 => Self::SignalsTaken,
             _ => return None,
         })
     }
@@ -87,6 +94,7 @@ pub struct Message {
 impl Message {
     /// A short message without arguments.
     #[must_use]
+    #[inline]
     pub const fn new(kind: Kind, id: u16) -> Self {
         Self {
             kind,
@@ -105,7 +113,7 @@ impl Message {
 
     /// The first bytes, as one number: of a message with so many arguments.
     #[inline]
-    fn fixed(&self, nargs: usize) -> u64 {
+    pub(crate) fn fixed(&self, nargs: usize) -> u64 {
         let tagged = if self.tag.is_some() { TAGGED } else { 0 };
         let starved = if self.starved { STARVED } else { 0 };
         let first = self.kind as u8 | (self.category as u8) << 4 | tagged | starved;
@@ -202,7 +210,7 @@ mod tests {
     use super::*;
 
     fn any_message() -> impl Strategy<Value = (Message, [Arg; MAX_ARGS])> {
-        let kinds = prop::sample::select(vec![1u8, 2, 3, 4, 8, 9, 10, 11, 12, 13]);
+        let kinds = prop::sample::select(vec![1u8, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14]);
         let head =
             (kinds, 0u8..3, any::<bool>(), 0u8..=16, any::<u16>(), any::<u16>(), any::<i8>());
         let rest = (0u8..=10, any::<Option<u64>>(), any::<u64>(), any::<u64>(), any::<[i32; 16]>());

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::conn::ConnId;
+pub use crate::core::code_short;
 use crate::core::{Body, Core, Delivery, Outgoing};
 use crate::endpoint::{BundleId, EndpointId};
 use crate::fabric::{Event, Fabric, Hello, Local, Remote, Welcome};
@@ -106,7 +107,7 @@ impl End {
 
     /// Takes in the message that another end has sent, and gives out the handler that it runs.
     #[inline]
-    fn take(&mut self, from: &mut Self) -> Option<Delivery<()>> {
+    fn take(&mut self, from: &mut Self) -> Option<Box<Delivery<()>>> {
         let wire = self.core.fabric_mut();
         let (conn, slot) = (wire.conn?, wire.free.pop()?);
         let bytes = &from.core.fabric().sent;
@@ -171,8 +172,10 @@ impl Pair {
         let reply = Outgoing { handler: HANDLER, args: &[1, 2], body };
         there.core.reply(&mut delivery, &reply)?;
         there.core.finish(&mut delivery);
+        there.core.recycle(delivery);
         let mut delivery = here.take(there).ok_or(gone)?;
         here.core.finish(&mut delivery);
+        here.core.recycle(delivery);
         Ok(())
     }
 

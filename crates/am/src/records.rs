@@ -2,7 +2,7 @@
 
 use crate::conn::ConnId;
 use crate::message::{Kind, Message};
-use crate::types::{Arg, MAX_ARGS, Operation};
+use crate::types::{Arg, Category, MAX_ARGS, Operation};
 
 /// What a record stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +87,42 @@ impl Records {
             *kept = *arg;
         }
         Some(id)
+    }
+
+    /// The place that [`begin_request`](Self::begin_request) takes next; none if all are taken.
+    #[inline]
+    pub(crate) fn next(&self) -> Option<u16> {
+        self.free.last().copied()
+    }
+
+    /// Takes the next place for a short request of the program, whose number is that of the place.
+    #[inline]
+    pub(crate) fn begin_request(&mut self, conn: ConnId, message: &Message, args: &[Arg]) {
+        debug_assert_eq!(self.next(), Some(message.id));
+        self.free.pop();
+        self.serial = self.serial.wrapping_add(1);
+        let Some(place) = self.places.get_mut(usize::from(message.id)) else { return };
+        let purpose = Purpose::Program(Operation::Request(Category::Short));
+        (place.conn, place.purpose, place.serial) = (conn, purpose, self.serial);
+        (place.is_used, place.is_source_free, place.is_answered) = (true, false, false);
+        place.message = *message;
+        for (kept, arg) in place.args.iter_mut().zip(args) {
+            *kept = *arg;
+        }
+    }
+
+    /// Gives the place of a request of the program back that waits for its reply, if it is one of this
+    /// connection; whether it was.
+    #[inline]
+    pub(crate) fn end_request(&mut self, id: u16, conn: ConnId) -> bool {
+        let Some(record) = self.of(id, conn) else { return false };
+        let is_request = matches!(record.purpose, Purpose::Program(Operation::Request(_)));
+        if !is_request || record.is_answered {
+            return false;
+        }
+        record.is_used = false;
+        self.free.push(id);
+        true
     }
 
     /// How many places are free.

@@ -13,6 +13,7 @@ pub struct Id<T> {
 impl<T> Id<T> {
     /// The place in the table, which another entry may take later.
     #[must_use]
+    #[inline]
     pub fn index(self) -> u32 {
         self.index
     }
@@ -39,6 +40,7 @@ impl<T> Clone for Id<T> {
 impl<T> Copy for Id<T> {}
 
 impl<T> PartialEq for Id<T> {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
         (self.index, self.generation) == (other.index, other.generation)
     }

@@ -26,6 +26,7 @@ impl Tag {
 
     /// Whether an endpoint with this tag takes a message with the other.
     #[must_use]
+    #[inline]
     pub fn accepts(self, message: Self) -> bool {
         self != Self::NONE && (self == Self::ALL || self == message)
     }
@@ -44,6 +45,7 @@ pub enum Category {
 }
 
 impl Category {
+    #[inline]
     pub(crate) fn from_bits(bits: u8) -> Option<Self> {
         match bits {
             0 => Some(Self::Short),
@@ -93,6 +95,7 @@ pub enum Status {
 impl Status {
     /// Reads a status of a message: none is 0; the outer none if it is no status.
     #[allow(clippy::option_option, reason = "a message without a status is valid")]
+    #[inline]
     pub(crate) fn from_wire(byte: u8) -> Option<Option<Self>> {
         Some(Some(match byte {
             0 => return Some(None),
@@ -148,6 +151,9 @@ pub enum CallError {
     /// The call would have to wait.
     #[error("there is no credit, no room or no connection yet; poll, then try again")]
     WouldBlock,
+    /// The peer is gone.
+    #[error("the peer cannot be reached; map it anew")]
+    Unreachable,
     /// Only the handler of a request may reply, and once.
     #[error("a reply is possible once, and only in the handler of a request")]
     NoReply,

@@ -319,6 +319,99 @@ fn in_a_parallel_bundle_handlers_of_one_endpoint_run_one_at_a_time() {
 }
 
 /// A thread that waits sleeps, and a message wakes it.
+/// Completions of sends must be taken however many messages come: each keeps a place of the send queue.
+#[test]
+fn a_flood_leaves_room_in_the_send_queues() {
+    const EACH: u64 = 4000;
+    let ends = End::pair();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let memory =
+        [0, 1].map(|end: usize| ends[end].port.domain().register(1 << 16, access).unwrap());
+    for (end, memory) in ends.iter().zip(&memory) {
+        end.endpoint.set_segment(Some(memory.remote(0, 1 << 16).unwrap())).unwrap();
+        end.endpoint.set_handler(1, |_| {}).unwrap();
+        end.endpoint.set_handler(2, |message| message.reply(1, &[1]).unwrap()).unwrap();
+    }
+    let source = memory[0].sge(0, 64).unwrap();
+    let endpoint = &ends[0].endpoint;
+    let counters = || endpoint.counters().unwrap();
+    let kinds: [&dyn Fn() -> Result<(), Error>; 3] =
+        [&|| endpoint.try_request(0, 1, &[1, 2]), &|| endpoint.try_request(0, 2, &[1, 2]), &|| {
+            endpoint.try_request_bulk(0, 1, &[1], source, 0)
+        }];
+    for kind in kinds {
+        let before = counters().requests_sent;
+        until(&ends, || {
+            // As many as there are credits for.
+            while counters().requests_sent < before + EACH {
+                match kind() {
+                    Err(Error::Call(CallError::WouldBlock)) => return false,
+                    sent => sent.unwrap(),
+                }
+            }
+            endpoint.outstanding().unwrap() == 0
+        });
+        assert_eq!(counters().requests_sent, before + EACH);
+    }
+    let received = ends[1].endpoint.counters().unwrap().requests_received;
+    let now = counters();
+    assert_eq!((received, now.replies_received, now.returned), (3 * EACH, EACH, 0));
+}
+
+#[test]
+fn signals_are_counted_and_outlive_their_sender() {
+    for same_host in [SameHost::Auto, SameHost::Never] {
+        let [here, there] = End::pair_by(same_host);
+        let ends = [here, there];
+        // More than there are credits, and none is lost.
+        for _ in 0..100 {
+            send(&ends, || ends[0].endpoint.try_signal(0));
+        }
+        for _ in 0..100 {
+            until(&ends, || ends[1].endpoint.take_signal(0).unwrap());
+        }
+        assert!(!ends[1].endpoint.take_signal(0).unwrap());
+        // Those that nobody has taken are given back, too.
+        send(&ends, || ends[0].endpoint.try_signal(0));
+        until(&ends, || ends[0].endpoint.outstanding().unwrap() == 0);
+
+        // This one has a connection to the other end, which ends with it.
+        send(&ends, || ends[1].endpoint.try_signal(0));
+        until(&ends, || ends[0].endpoint.take_signal(0).unwrap());
+        let [here, there] = ends;
+        drop(here);
+        let began = Instant::now();
+        let gone = |outcome: &Result<(), Error>| {
+            matches!(outcome, Err(Error::Call(CallError::Unreachable)))
+        };
+        while !gone(&there.endpoint.try_signal(0)) {
+            there.bundle.poll().unwrap();
+            assert!(began.elapsed() < PATIENCE, "nobody notices");
+        }
+        assert!(there.endpoint.take_signal(0).unwrap(), "it was sent before");
+        let outcome = there.endpoint.take_signal(0);
+        assert!(matches!(outcome, Err(Error::Call(CallError::Unreachable))), "{outcome:?}");
+    }
+}
+
+#[test]
+fn two_threads_meet_by_signals() {
+    let ends = End::pair();
+    let met = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for end in &ends {
+            scope.spawn(|| {
+                for round in 0..200 {
+                    met.fetch_add(1, Ordering::SeqCst);
+                    end.endpoint.signal(0).unwrap();
+                    end.endpoint.wait_signal(0).unwrap();
+                    assert!(met.load(Ordering::SeqCst) >= 2 * (round + 1));
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn a_program_that_waits_is_woken_by_a_message() {
     let ends = End::pair();

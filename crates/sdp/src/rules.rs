@@ -21,7 +21,7 @@ pub enum Transport {
     Tcp,
     /// SDP.
     Sdp,
-    /// Both, as the peer has it.
+    /// SDP where the peer has it, the kernel's TCP otherwise.
     Both,
 }
 

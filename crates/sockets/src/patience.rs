@@ -3,8 +3,12 @@
 //! And for how long a sender avoids a ring that was full.
 //!
 //! Looking pays while waits are short, and while another processor is free to end them. So a receiver
-//! learns how long its waits are, whether it slept or not: it looks for about twice that time. It stops
-//! for a while when another thread had its processor meanwhile.
+//! learns how long its waits are, whether it slept or not: it looks for about twice that time. It also keeps
+//! an account: each look that ends in the ring saves about the time of a wake-up, and time that looking has
+//! lost is paid from what was saved. Lost are looks that find nothing, and the time for which another thread
+//! had the processor: a thread that looks uses up its share of a busy processor, one that sleeps does not.
+//! When nothing is left, the receiver does not look for many times what was lost, and for longer each time:
+//! looking costs a few percent at most.
 
 /// Waits that are longer on average are left to the kernel.
 const WORTH_NS: u64 = 500_000;
@@ -15,10 +19,15 @@ const LONGEST_NS: u64 = 1_000_000;
 const MOST_NS: u64 = 2_000_000;
 /// What is expected of a receiver that has not waited yet.
 const FIRST_NS: u64 = 100_000;
-/// Time without a look after the processor was taken away during one; it doubles each time that this
-/// happens again before a look succeeds.
-const CROWDED_NS: u64 = 500_000;
-const MAX_CROWDED_NS: u64 = 16_000_000;
+/// What a look that ends in the ring saves, and how much of this is kept.
+const SAVED_NS: u64 = 5_000;
+const MAX_SAVED_NS: u64 = 10_000_000;
+/// Time without a look for each nanosecond that was lost and not saved before, and its limits. It doubles
+/// each time that this happens again; each look that ends in the ring takes a part from it.
+const REST_FACTOR: u64 = 32;
+const MIN_REST_NS: u64 = 500_000;
+const MAX_REST_NS: u64 = 256_000_000;
+const FORGIVEN: u64 = 32;
 /// Looks in a row that TCP ended, after which rings are not looked at for a while: the sender avoids them.
 /// The while doubles each time that this happens again.
 const BY_TCP: u32 = 3;
@@ -31,9 +40,13 @@ pub struct Patience {
     /// Length of a wait, on average.
     expected: u64,
     /// No look before this time.
-    crowded_until: u64,
-    /// The last pause for that reason.
-    crowded_ns: u64,
+    paused_until: u64,
+    /// What looks have saved.
+    saved_ns: u64,
+    /// Until when looking would cost too much; 0 if it never has. The last pause for that reason, less what
+    /// finds have taken from it since.
+    rests_until: u64,
+    rest_ns: u64,
     /// Looks in a row that TCP ended, and the last pause for that reason.
     by_tcp: u32,
     avoided_ns: u64,
@@ -41,14 +54,22 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { expected: FIRST_NS, crowded_until: 0, crowded_ns: 0, by_tcp: 0, avoided_ns: 0 }
+        Self {
+            expected: FIRST_NS,
+            paused_until: 0,
+            saved_ns: 0,
+            rests_until: 0,
+            rest_ns: 0,
+            by_tcp: 0,
+            avoided_ns: 0,
+        }
     }
 }
 
 impl Patience {
     /// For how long to look this time; 0 for not at all.
     pub fn budget_ns(&self, now: u64) -> u64 {
-        if now < self.crowded_until || self.expected > WORTH_NS {
+        if now < self.paused_until || self.expected > WORTH_NS {
             return 0;
         }
         (self.expected * 2).clamp(SHORTEST_NS, LONGEST_NS)
@@ -64,13 +85,10 @@ impl Patience {
         }
     }
 
-    /// A look has found something.
-    pub fn found(&mut self) {
-        self.crowded_ns = 0;
-    }
-
     /// What a look has found was in a ring.
     pub fn found_in_ring(&mut self) {
+        self.saved_ns = (self.saved_ns + SAVED_NS).min(MAX_SAVED_NS);
+        self.rest_ns -= self.rest_ns / FORGIVEN;
         self.by_tcp = 0;
         self.avoided_ns = 0;
     }
@@ -81,14 +99,26 @@ impl Patience {
         if self.by_tcp >= BY_TCP {
             self.by_tcp = 0;
             self.avoided_ns = (self.avoided_ns * 2).clamp(AVOIDED_NS, MAX_AVOIDED_NS);
-            self.crowded_until = self.crowded_until.max(now + self.avoided_ns);
+            self.paused_until = self.paused_until.max(now + self.avoided_ns);
         }
     }
 
-    /// Another thread had the processor during a look: all processors are busy.
-    pub fn crowded(&mut self, now: u64) {
-        self.crowded_ns = (self.crowded_ns * 2).clamp(CROWDED_NS, MAX_CROWDED_NS);
-        self.crowded_until = now + self.crowded_ns;
+    /// A look has lost time: it has found nothing, or another thread had the processor during it.
+    pub fn lost(&mut self, now: u64, time: u64) {
+        let unpaid = time.saturating_sub(self.saved_ns);
+        self.saved_ns = self.saved_ns.saturating_sub(time);
+        if unpaid > 0 {
+            let rest = unpaid.saturating_mul(REST_FACTOR).max(self.rest_ns * 2);
+            self.rest_ns = rest.clamp(MIN_REST_NS, MAX_REST_NS);
+            self.rests_until = now + self.rest_ns;
+            self.paused_until = self.paused_until.max(self.rests_until);
+        }
+    }
+
+    /// Until when the receiver leaves everything to the kernel, since looking has lost too much; 0 if it
+    /// never has.
+    pub fn rests_until(&self) -> u64 {
+        self.rests_until
     }
 }
 
@@ -162,22 +192,29 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_machine_is_left_alone_for_longer_each_time() {
+    fn looks_that_lose_time_cost_a_few_percent_at_most() {
         let mut patience = Patience::default();
-        let (mut now, mut pauses) = (0, Vec::new());
-        for _ in 0..10 {
-            assert!(patience.budget_ns(now) > 0);
-            patience.crowded(now);
-            let begin = now;
-            while patience.budget_ns(now) == 0 {
-                now += 100_000;
+        let (mut now, mut lost) = (0, 0);
+        while now < 10_000_000_000 {
+            if patience.budget_ns(now) == 0 {
+                now += 10_000;
+                continue;
             }
-            pauses.push(now - begin);
+            // The processor goes to another thread for 3 ms.
+            (now, lost) = (now + 3_000_000, lost + 3_000_000);
+            patience.lost(now, 3_000_000);
         }
-        assert!(pauses.is_sorted() && pauses[0] == CROWDED_NS, "{pauses:?}");
-        assert_eq!(pauses[9], MAX_CROWDED_NS);
-        patience.found();
-        patience.crowded(now);
-        assert!(patience.budget_ns(now + CROWDED_NS) > 0);
+        assert!(lost * 50 < now, "{lost}");
+    }
+
+    #[test]
+    fn what_looks_have_saved_pays_for_what_they_lose() {
+        let mut patience = Patience::default();
+        (0..1000).for_each(|_| patience.found_in_ring());
+        patience.lost(0, 1000 * SAVED_NS);
+        assert!(patience.budget_ns(0) > 0);
+        patience.lost(0, SAVED_NS);
+        assert_eq!(patience.budget_ns(MIN_REST_NS - 1), 0);
+        assert!(patience.budget_ns(MIN_REST_NS) > 0);
     }
 }

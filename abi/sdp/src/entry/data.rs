@@ -4,10 +4,10 @@ use libc::{c_int, c_void, iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use quipu_cabi::{Errno, MinusOne};
 
 use super::process::serve;
-use crate::real;
 use crate::socket::Socket;
 use crate::table::{self, Entry};
 use crate::transfer::pieces;
+use crate::{real, relay};
 
 type Wide = MinusOne<isize>;
 
@@ -27,10 +27,14 @@ fn of_sdp(
 ) -> Option<ssize_t> {
     match table::get(fd)? {
         Entry::Sdp(socket) => {
+            let _call = socket.call()?;
             Some(serve::<Wide>(name, || call(&socket).map(|count| count as isize)))
         }
-        Entry::Lost => Some(serve::<Wide>(name, || Err(Errno::ENODEV))),
-        Entry::Candidate(_) => None,
+        Entry::Lost(lost) => match relay::claim(fd, &lost) {
+            Ok(()) => None,
+            Err(errno) => Some(serve::<Wide>(name, || Err(errno))),
+        },
+        Entry::Candidate(_) | Entry::Relayed(_) => None,
     }
 }
 
@@ -98,7 +102,11 @@ macro_rules! named_receives {
 named_receives! { recvfrom recvfrom(); __recvfrom_chk __recvfrom_chk(room); }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn recvmsg(
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
     let call = |socket: &Socket| {
         // SAFETY: the program passes a message, or null.
         let message = unsafe { message.as_mut() }.ok_or(Errno::EFAULT)?;
@@ -116,7 +124,11 @@ unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_in
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub(super) unsafe extern "C-unwind" fn sendmsg(
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
     let call = |socket: &Socket| {
         // SAFETY: the program passes a message, or null.
         let message = unsafe { message.as_ref() }.ok_or(Errno::EFAULT)?;

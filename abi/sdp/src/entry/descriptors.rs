@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use libc::{c_int, c_uint, c_ulong};
 use quipu_cabi::{IntMinusOne, Void};
 
+use super::many::claim;
 use super::process::serve;
 use super::sockets::note_nonblocking;
 use crate::{real, table};
@@ -59,6 +60,7 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    claim(fd);
     // SAFETY: as the program called this.
     let copy = unsafe { real::dup(fd) };
     table::duplicated(fd, copy);
@@ -78,6 +80,7 @@ macro_rules! dup2_like {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fd: c_int, to: c_int) -> c_int {
+            claim(fd);
             replace(fd, to);
             // SAFETY: as the program called this.
             let copy = unsafe { real::dup2(fd, to) };
@@ -90,6 +93,7 @@ dup2_like! { dup2 __dup2 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    claim(fd);
     replace(fd, to);
     // SAFETY: as the program called this.
     let copy = unsafe { real::dup3(fd, to, flags) };
@@ -102,6 +106,9 @@ macro_rules! fcntl_like {
     ($($name:ident $real:ident;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+                claim(fd);
+            }
             // SAFETY: as the program called this.
             let result = unsafe { real::$real(fd, command, argument) };
             match command {

@@ -3,6 +3,7 @@
 
 mod data;
 mod descriptors;
+mod many;
 mod process;
 mod sockets;
 mod waiting;

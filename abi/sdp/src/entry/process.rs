@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_void};
 use quipu_cabi::{CReturn, Errno, Void, outer_wall};
 
+use crate::relay::Fork;
 use crate::table::Entry;
-use crate::{adapter, establish, real, table};
+use crate::{adapter, establish, real, relay, table};
 
 /// How long the end of the process waits until its peers have what it sent.
 const MOST_FLUSH: Duration = Duration::from_secs(2);
@@ -22,6 +23,8 @@ thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
     /// What a thread that forks knows of the table.
     static FORKING: RefCell<Vec<(RawFd, Entry)>> = const { RefCell::new(Vec::new()) };
+    /// What a fork by this thread needs.
+    static FORK: RefCell<Fork> = RefCell::default();
 }
 
 /// This thread is in the library while it lives.
@@ -98,18 +101,31 @@ extern "C" fn initialize() {
 }
 
 extern "C" fn before() {
+    if !is_inside() {
+        serve::<Void>("fork", || {
+            FORK.with(|fork| *fork.borrow_mut() = relay::before_fork());
+            Ok(())
+        });
+    }
     FORKING.with(|known| *known.borrow_mut() = table::all());
 }
 
 extern "C" fn in_parent() {
     FORKING.with(|known| known.borrow_mut().clear());
+    let fork = FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()));
+    serve::<Void>("fork", || {
+        relay::in_parent(fork);
+        Ok(())
+    });
 }
 
 extern "C" fn in_child() {
     OWN.store(std::process::id(), Ordering::Relaxed);
     adapter::forget();
     let known = FORKING.with(|known| std::mem::take(&mut *known.borrow_mut()));
-    table::lose_sockets(known);
+    let fork = FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()));
+    table::lose_sockets(known, &fork.lost);
+    relay::in_child(&fork);
 }
 
 #[used]

@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use quipu_cabi::{Errno, IntMinusOne};
-use quipu_sdp::rules::Role;
+use quipu_sdp::rules::{Role, Transport};
 
+use super::many::claim;
 use super::process::{is_inside, serve};
+use crate::both;
 use crate::establish::unpark;
 use crate::real;
 use crate::rules;
 use crate::socket::Socket;
-use crate::sys::{AF_INET_SDP, kernel_name, read_address, write_address};
+use crate::sys::{AF_INET_SDP, kernel_name, read_address, system, write_address};
 use crate::table::{self, Candidate, Entry};
 
 const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -41,11 +43,10 @@ unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) 
     fd
 }
 
-/// Puts a socket of SDP in the place of one of the kernel, at the same descriptor.
-fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
+/// A socket of SDP with the options of one of the kernel, and its descriptor.
+fn like(fd: RawFd) -> Result<(Arc<Socket>, RawFd), Errno> {
     // SAFETY: fcntl(2) with integers.
-    let (closes, flags) =
-        unsafe { (real::fcntl(fd, libc::F_GETFD, 0), real::fcntl(fd, libc::F_GETFL, 0)) };
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
     let nonblocking = if flags & libc::O_NONBLOCK != 0 { libc::SOCK_NONBLOCK } else { 0 };
     let (socket, fresh) = Socket::new(nonblocking | libc::SOCK_CLOEXEC)?;
     for (level, name) in [
@@ -69,9 +70,20 @@ fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
             let _ = socket.set_option(level, name, &value[..len as usize]);
         }
     }
+    Ok((socket, fresh))
+}
+
+/// Puts a socket of SDP, whose descriptor is `fresh`, in the place of one of the kernel.
+fn adopt(
+    fd: RawFd,
+    candidate: &Candidate,
+    (socket, fresh): (Arc<Socket>, RawFd),
+) -> Result<Arc<Socket>, Errno> {
+    // SAFETY: fcntl(2) with integers.
+    let closes = unsafe { real::fcntl(fd, libc::F_GETFD, 0) };
     let exec = if closes & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
     // SAFETY: dup3(2): the program's number stands for the new socket from now on.
-    let moved = crate::sys::system(unsafe { real::dup3(fresh, fd, exec) });
+    let moved = system(unsafe { real::dup3(fresh, fd, exec) });
     crate::sys::close(fresh);
     moved?;
     table::put(fd, Entry::Sdp(Arc::clone(&socket)));
@@ -90,25 +102,54 @@ fn convert(fd: RawFd, candidate: &Candidate) -> Result<Arc<Socket>, Errno> {
 fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option<Chosen> {
     match table::get(fd)? {
         Entry::Sdp(socket) => Some(Chosen::Sdp(socket)),
-        Entry::Lost => Some(Chosen::Failed(Errno::ENODEV)),
+        Entry::Lost(_) => Some(Chosen::Failed(Errno::ENODEV)),
+        Entry::Relayed(_) => Some(Chosen::Failed(Errno::EISCONN)),
         Entry::Candidate(candidate) => {
             let at = to.or_else(|| kernel_name(fd))?;
-            if !rules::wants_sdp(role, at) {
-                return None;
-            }
             let bound = *candidate.bound.lock().unwrap_or_else(|error| error.into_inner());
             let bound = bound.and_then(|_| kernel_name(fd));
-            let converted = convert(fd, &candidate).and_then(|socket| {
-                bound.map_or(Ok(()), |at| socket.bind(at))?;
-                Ok(socket)
-            });
-            Some(converted.map_or_else(Chosen::Failed, Chosen::Sdp))
+            match (rules::choose(role, at), role) {
+                (Transport::Tcp, _) => None,
+                (Transport::Both, Role::Server) => Some(Chosen::Both(candidate)),
+                (Transport::Both, Role::Client) => ask_for_sdp(fd, &candidate, bound, at),
+                (Transport::Sdp, _) => {
+                    let adopted = like(fd).and_then(|fresh| adopt(fd, &candidate, fresh));
+                    let adopted = adopted.and_then(|socket| {
+                        bound.map_or(Ok(()), |at| socket.bind(at)).map(|()| socket)
+                    });
+                    Some(adopted.map_or_else(Chosen::Failed, Chosen::Sdp))
+                }
+            }
         }
     }
 }
 
+/// Connects over SDP where the peer has it. None: the kernel is to connect by TCP.
+fn ask_for_sdp(
+    fd: RawFd,
+    candidate: &Candidate,
+    bound: Option<std::net::SocketAddr>,
+    to: std::net::SocketAddr,
+) -> Option<Chosen> {
+    let (socket, fresh) = like(fd).ok()?;
+    let nonblocking = socket.nonblocking.swap(false, Ordering::Relaxed);
+    if !both::connect(&socket, bound, to) {
+        socket.close();
+        crate::sys::close(fresh);
+        table::forget(fd);
+        return None;
+    }
+    socket.nonblocking.store(nonblocking, Ordering::Relaxed);
+    let adopted = adopt(fd, candidate, (socket, fresh));
+    Some(adopted.map_or_else(Chosen::Failed, |_| Chosen::Connected))
+}
+
 enum Chosen {
     Sdp(Arc<Socket>),
+    /// It is connected over SDP by now.
+    Connected,
+    /// It listens for both.
+    Both(Arc<Candidate>),
     Failed(Errno),
 }
 
@@ -116,6 +157,7 @@ impl Chosen {
     fn socket(self) -> Result<Arc<Socket>, Errno> {
         match self {
             Self::Sdp(socket) => Ok(socket),
+            Self::Connected | Self::Both(_) => Err(Errno::EINVAL),
             Self::Failed(errno) => Err(errno),
         }
     }
@@ -147,6 +189,12 @@ unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     let mut is_kernels = table::get(fd).is_none();
     if !is_kernels {
         let result = serve::<IntMinusOne>("listen", || match socket_for(fd, Role::Server, None) {
+            Some(Chosen::Both(candidate)) => {
+                // SAFETY: as the program called this.
+                system(unsafe { real::listen(fd, backlog) })?;
+                both::listen(fd, &candidate, backlog);
+                Ok(0)
+            }
             Some(chosen) => chosen.socket()?.listen(backlog).map(|()| 0),
             None => {
                 is_kernels = true;
@@ -177,7 +225,10 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
                 is_kernels = true;
                 return Ok(0);
             };
-            chosen.socket()?.connect(address?).map(|()| 0)
+            match chosen {
+                Chosen::Connected => Ok(0),
+                chosen => chosen.socket()?.connect(address?).map(|()| 0),
+            }
         });
         if !is_kernels {
             return result;
@@ -192,13 +243,12 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
 /// # Safety
 ///
 /// As accept(2).
-unsafe fn accept_from(
-    listener: &Arc<Socket>,
+unsafe fn give(
+    socket: Arc<Socket>,
     from: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
 ) -> Result<c_int, Errno> {
-    let socket = listener.accept()?;
     let fd = match unpark(&socket, flags) {
         Ok(fd) => fd,
         Err(errno) => {
@@ -219,19 +269,76 @@ unsafe fn accept_from(
     Ok(fd)
 }
 
+/// Accepts by the kernel's socket of a rule `both`, where some connections stand for those of SDP.
+///
+/// # Safety
+///
+/// As accept(2).
+unsafe fn accept_both(
+    (fd, listener): (RawFd, &Arc<Socket>),
+    from: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Result<c_int, Errno> {
+    loop {
+        // SAFETY: all zeroes is an address of this plain type.
+        let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let mut room = size_of::<libc::sockaddr_storage>() as socklen_t;
+        let at = (&raw mut storage).cast();
+        // SAFETY: room for an address.
+        let accepted = system(unsafe { real::accept4(fd, at, &raw mut room, flags) })?;
+        let peer = both::address_in(&storage, room);
+        let stands_for = peer.map_or(both::Accepted::Kernel, |at| both::accepted(listener, at));
+        match stands_for {
+            both::Accepted::Kernel => {
+                if let Some(peer) = peer {
+                    // SAFETY: passed on from the caller.
+                    unsafe { write_address(peer, from, len) };
+                }
+                return Ok(accepted);
+            }
+            both::Accepted::Gone => crate::sys::close(accepted),
+            both::Accepted::Sdp(socket) => {
+                crate::sys::close(accepted);
+                // SAFETY: passed on from the caller.
+                return unsafe { give(socket, from, len, flags) };
+            }
+        }
+    }
+}
+
+/// Accepts at a descriptor of this library; none if the kernel is to do it.
+///
+/// # Safety
+///
+/// As accept(2).
+unsafe fn accept_at(
+    name: &'static str,
+    fd: c_int,
+    from: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Option<c_int> {
+    let twin = match table::get(fd)? {
+        Entry::Sdp(socket) => {
+            return Some(serve::<IntMinusOne>(name, || {
+                // SAFETY: passed on from the caller.
+                unsafe { give(socket.accept()?, from, len, flags) }
+            }));
+        }
+        Entry::Candidate(candidate) => {
+            candidate.twin.lock().unwrap_or_else(|error| error.into_inner()).clone()?
+        }
+        _ => return None,
+    };
+    // SAFETY: passed on from the caller.
+    Some(serve::<IntMinusOne>(name, || unsafe { accept_both((fd, &twin), from, len, flags) }))
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match table::socket(fd) {
-        // SAFETY: as the program called this.
-        Some(socket) => {
-            serve::<IntMinusOne>("accept", || {
-                // SAFETY: as the program called this.
-                unsafe { accept_from(&socket, from, len, 0) }
-            })
-        }
-        // SAFETY: as above.
-        None => unsafe { real::accept(fd, from, len) },
-    }
+    // SAFETY: as the program called this.
+    unsafe { accept_at("accept", fd, from, len, 0).unwrap_or_else(|| real::accept(fd, from, len)) }
 }
 
 #[unsafe(no_mangle)]
@@ -241,25 +348,22 @@ unsafe extern "C-unwind" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    match table::socket(fd) {
-        // SAFETY: as the program called this.
-        Some(socket) => {
-            serve::<IntMinusOne>("accept4", || {
-                // SAFETY: as the program called this.
-                unsafe { accept_from(&socket, from, len, flags) }
-            })
-        }
-        // SAFETY: as above.
-        None => unsafe { real::accept4(fd, from, len, flags) },
+    // SAFETY: as the program called this.
+    unsafe {
+        accept_at("accept4", fd, from, len, flags)
+            .unwrap_or_else(|| real::accept4(fd, from, len, flags))
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match table::socket(fd) {
+        None => {
+            claim(fd);
+            // SAFETY: as the program called this.
+            unsafe { real::shutdown(fd, how) }
+        }
         Some(socket) => serve::<IntMinusOne>("shutdown", || socket.shut_down(how).map(|()| 0)),
-        // SAFETY: as the program called this.
-        None => unsafe { real::shutdown(fd, how) },
     }
 }
 
@@ -278,7 +382,15 @@ unsafe extern "C-unwind" fn getsockname(
             Ok(0)
         }),
         // SAFETY: as the program called this.
-        None => unsafe { real::getsockname(fd, to, len) },
+        None => unsafe {
+            match table::relayed(fd).and_then(|relayed| relayed.local) {
+                Some(local) => {
+                    write_address(local, to, len);
+                    0
+                }
+                None => real::getsockname(fd, to, len),
+            }
+        },
     }
 }
 
@@ -298,7 +410,15 @@ unsafe extern "C-unwind" fn getpeername(
             Ok(0)
         }),
         // SAFETY: as the program called this.
-        None => unsafe { real::getpeername(fd, to, len) },
+        None => unsafe {
+            match table::relayed(fd).and_then(|relayed| relayed.peer) {
+                Some(peer) => {
+                    write_address(peer, to, len);
+                    0
+                }
+                None => real::getpeername(fd, to, len),
+            }
+        },
     }
 }
 
@@ -322,6 +442,9 @@ unsafe extern "C-unwind" fn setsockopt(
             };
             socket.set_option(level, name, value).map(|()| 0)
         }),
+        // Options of TCP and IP mean nothing to the stream that a relay has; they are no error of the
+        // program's.
+        None if level != libc::SOL_SOCKET && table::relayed(fd).is_some() => 0,
         // SAFETY: as the program called this.
         None => unsafe { real::setsockopt(fd, level, name, value, len) },
     }

@@ -6,12 +6,14 @@ use std::os::fd::RawFd;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use quipu_cabi::Void;
 
+use super::many::claim;
 use super::process::serve;
 use crate::real;
 use crate::table::{self, Entry};
 
 /// The program is about to wait at a descriptor.
 fn watch(fd: RawFd, edges: bool) {
+    claim(fd);
     if let Some(socket) = table::socket(fd) {
         // Without a descriptor left, nothing shows what the socket is ready for.
         serve::<Void>("poll", || socket.watch(fd, edges));
@@ -102,7 +104,7 @@ unsafe extern "C-unwind" fn epoll_ctl(
     let wanted = unsafe { event.as_ref() }.copied();
     let edges = wanted.is_some_and(|event| event.events & libc::EPOLLET as u32 != 0);
     match table::get(fd) {
-        Some(Entry::Sdp(_)) if op != libc::EPOLL_CTL_DEL => watch(fd, edges),
+        Some(Entry::Sdp(_) | Entry::Lost(_)) if op != libc::EPOLL_CTL_DEL => watch(fd, edges),
         Some(Entry::Candidate(candidate)) => {
             let mut sets = candidate.sets.lock().unwrap_or_else(|error| error.into_inner());
             sets.retain(|(known, _)| *known != set);

@@ -40,6 +40,13 @@ static unsigned draw(unsigned below) {
     return (unsigned)(state >> 33) % below;
 }
 
+/* What one step draws does not depend on how often the steps before had to try: how much of a stream a
+ * call gives may differ between two runs. */
+static void reseed(unsigned long seed, int round, int step) {
+    state = (seed * 1000003 + (unsigned)round * 65537 + (unsigned)step) * 0x9e3779b97f4a7c15u + 1;
+    draw(2);
+}
+
 static void fail(const char *what) {
     printf("FAILED: %s, errno %d; sent %ld %ld, got %ld %ld\n", what, errno, sent[0], sent[1], got[0], got[1]);
     fflush(stdout);
@@ -475,6 +482,8 @@ static void end_op(int end) {
     } else {
         if (how == 1) receive_exactly(end, here);
         receive_exactly(1 - end, unread(1 - end));
+        /* What the kernel has, unread, makes it send RST in place of FIN. */
+        if (unread(end)) ready(end);
         close(fd[end]);
         ready(1 - end);
         errno = 0;
@@ -529,11 +538,10 @@ int main(int count, char **args) {
     must(listen(listener, 5) == 0, "listen");
     alarm(60);
     for (int round = 0; round < 4; round++) {
+        reseed(seed, round, 65535);
         connect_all();
-        /* What one step draws does not depend on how often the steps before had to try. */
         for (int at = 0; at < steps; at++) {
-            state = (seed * 1000003 + (unsigned)round * 65537 + (unsigned)at) * 0x9e3779b97f4a7c15u + 1;
-            draw(2);
+            reseed(seed, round, at);
             step();
         }
         state = seed + (unsigned)round;

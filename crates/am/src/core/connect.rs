@@ -3,7 +3,7 @@
 use super::receive::notify;
 use super::{Core, UNKNOWN};
 use crate::conn::{Acceptor, Conn, ConnId, Initiator, Role};
-use crate::endpoint::{EndpointId, Link};
+use crate::endpoint::{EndpointId, Link, Translation};
 use crate::fabric::{Fabric, Hello, Welcome};
 use crate::name::Name;
 use crate::types::{CallError, Status, Tag};
@@ -45,6 +45,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 give_up_at: self.now.saturating_add(self.config.give_up_ns),
                 window: 0,
                 in_flight: 0,
+                signals: 0,
                 is_starved: false,
                 told_tag: tag,
                 max_medium: 0,
@@ -67,10 +68,16 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         Hello { from, endpoint: peer.endpoint, incarnation: peer.incarnation, tag }
     }
 
+    pub(super) fn translation_mut(
+        &mut self,
+        id: EndpointId,
+        index: u32,
+    ) -> Option<&mut Translation> {
+        self.endpoints.get_mut(id)?.translations.get_mut(index as usize)?.as_mut()
+    }
+
     fn link(&mut self, id: EndpointId, index: u32, link: Link) {
-        let endpoint = self.endpoints.get_mut(id);
-        let entry = endpoint.and_then(|endpoint| endpoint.translations.get_mut(index as usize));
-        if let Some(translation) = entry.and_then(Option::as_mut) {
+        if let Some(translation) = self.translation_mut(id, index) {
             translation.link = link;
         }
     }
@@ -99,6 +106,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 tag: hello.tag,
                 granted,
                 in_service: 0,
+                taken_signals: 0,
+                signals: 0,
                 buffers: 0,
                 has_control: false,
                 has_news: false,
@@ -152,6 +161,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             self.probe_at = self.now.saturating_add(PROBE_NS);
             self.probe_silent();
         }
+        self.return_late_signals();
         if self.pool.is_short && self.now >= self.pool.look_at {
             self.pool.look_at = self.now.saturating_add(IDLE_NS);
             self.revoke_idle();
@@ -203,7 +213,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         });
         let look = self.pool.is_short.then_some(self.pool.look_at);
         let probe = self.records.is_any_used().then_some(self.probe_at);
-        [retry.flatten(), look, probe].into_iter().flatten().min()
+        [retry.flatten(), look, probe, self.signals_due].into_iter().flatten().min()
     }
 
     /// Ends a connection that cannot go on: what is under way comes back, and so will later
@@ -239,6 +249,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             Role::Acceptor(acceptor) => {
                 self.pool.acceptors -= 1;
                 self.pool.free += u32::from(acceptor.granted - 1);
+                self.keep_signals(conn.endpoint, &conn.peer, acceptor.signals);
             }
         }
         self.fabric.close(id);

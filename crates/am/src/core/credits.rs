@@ -9,8 +9,9 @@ use crate::types::Config;
 /// Receive slots that may be in the hands of the engine at once: of handlers that run, and to be
 /// posted in one go.
 const SLACK: u32 = 96;
-/// Slots are posted again in groups of so many.
-pub(super) const REPOST_GROUP: usize = 16;
+/// Slots are posted again in groups of so many while nothing comes, and of so many others at the latest.
+const REPOST_GROUP: usize = 8;
+const LARGEST_REPOST_GROUP: usize = 32;
 
 /// The receive slots of a port, and the connections that they are promised to.
 ///
@@ -68,21 +69,25 @@ impl Buffers {
         Self { free: (0..count).rev().collect(), owners, promised: 0 }
     }
 
+    #[inline]
     fn has_unpromised(&self) -> bool {
         self.free.len() > self.promised as usize
     }
 
     /// Keeps a buffer for the handler of a request.
+    #[inline]
     pub(super) fn promise(&mut self) {
         self.promised += 1;
     }
 
     /// The handler has replied, or ended without.
+    #[inline]
     pub(super) fn redeem(&mut self) {
         self.promised -= 1;
     }
 
     /// Whether the answers to one connection may have another buffer.
+    #[inline]
     pub(super) fn may_serve(&self, held: u16) -> bool {
         self.has_unpromised() && usize::from(held) < (self.owners.len() / 4).max(1)
     }
@@ -141,6 +146,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             if u32::from(acceptor.granted) > share + 1 {
                 acceptor.granted -= 1;
                 self.pool.free += 1;
+                self.return_signals(conn);
                 return -1;
             }
         }
@@ -198,6 +204,14 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline]
     pub(super) fn repost(&mut self, slot: u32) {
         self.reposts.push(slot);
+        if self.reposts.len() >= LARGEST_REPOST_GROUP {
+            self.flush_reposts();
+        }
+    }
+
+    /// Posts used receive slots again, if there are some. For when nothing comes: nobody waits for it then.
+    #[inline]
+    pub fn post_used_slots(&mut self) {
         if self.reposts.len() >= REPOST_GROUP {
             self.flush_reposts();
         }

@@ -1,5 +1,6 @@
 //! Messages on their way to handlers, and the replies that those send.
 
+use super::delivery::{Delivery, Payload};
 use super::request::within;
 use super::{Core, Outgoing};
 use crate::conn::{Conn, ConnId};
@@ -8,132 +9,10 @@ use crate::fabric::{Fabric, Local, Remote};
 use crate::message::{Kind, Message};
 use crate::name::Name;
 use crate::records::Purpose;
-use crate::types::{Arg, CallError, Category, MAX_ARGS, Mode, Operation, Status, Tag};
+use crate::types::{Arg, CallError, Category, Mode, Operation, Status, Tag};
 
 use super::receive::notify;
 use super::request::Body;
-
-/// Why a handler runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeliveryKind {
-    /// A request with that tag: its handler may reply.
-    Request(Tag),
-    /// A reply.
-    Reply,
-    /// A get is done.
-    Got,
-    /// A message of this endpoint has come back.
-    Returned {
-        /// Why.
-        status: Status,
-        /// How it was sent.
-        operation: Operation,
-        /// The endpoint that it was sent to.
-        to: Name,
-    },
-}
-
-/// The payload of a message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Payload {
-    /// There is none.
-    None,
-    /// In a receive slot, until the delivery is finished.
-    Slot {
-        /// Which.
-        slot: u32,
-        /// Its first byte there.
-        at: u32,
-        /// Bytes.
-        len: u32,
-    },
-    /// In the segment of the endpoint.
-    Segment(Remote),
-    /// A copy: of messages of an endpoint to itself.
-    Copy(Box<[u8]>),
-}
-
-/// A handler that is to run. It goes to [`Core::finish`] afterwards.
-#[derive(Debug)]
-pub struct Delivery<H> {
-    /// The handler; none for a message that came back where the program has set none. The caller
-    /// may take it, and puts it back before [`Core::finish`]: otherwise the program has to set it
-    /// anew.
-    pub handler: Option<H>,
-    /// Whose handler it is.
-    pub endpoint: EndpointId,
-    /// The payload.
-    pub payload: Payload,
-    what: What,
-    message: Message,
-    args: [Arg; MAX_ARGS],
-    has_replied: bool,
-    /// The endpoint counts as running.
-    is_marked: bool,
-}
-
-impl<H> Delivery<H> {
-    /// Why it runs.
-    #[must_use]
-    pub fn kind(&self) -> DeliveryKind {
-        match &self.what {
-            What::Request { tag, .. } | What::OwnRequest { tag } => DeliveryKind::Request(*tag),
-            What::Reply { .. } | What::OwnReply => DeliveryKind::Reply,
-            What::Got => DeliveryKind::Got,
-            What::Returned(why) => {
-                let Returned { status, operation, to } = **why;
-                DeliveryKind::Returned { status, operation, to }
-            }
-        }
-    }
-
-    #[inline]
-    fn is_request(&self) -> bool {
-        matches!(self.what, What::Request { .. } | What::OwnRequest { .. })
-    }
-
-    #[inline]
-    fn is_own(&self) -> bool {
-        matches!(self.what, What::OwnRequest { .. } | What::OwnReply)
-    }
-
-    /// The arguments.
-    #[must_use]
-    #[inline]
-    pub fn args(&self) -> &[Arg] {
-        self.args.get(..usize::from(self.message.nargs)).unwrap_or_default()
-    }
-
-    /// Where the payload is.
-    #[must_use]
-    pub fn category(&self) -> Category {
-        self.message.category
-    }
-
-    /// The index of the handler; of a message that came back, that of the handler it was for.
-    #[must_use]
-    pub fn handler_index(&self) -> u16 {
-        self.message.handler
-    }
-
-    /// Of a bulk message, where in the segment its payload is.
-    #[must_use]
-    pub fn offset(&self) -> u64 {
-        self.message.offset
-    }
-
-    /// Bytes of the payload; of a message that came back, those it had.
-    #[must_use]
-    pub fn payload_len(&self) -> u64 {
-        self.message.len
-    }
-
-    /// Whether it was replied to.
-    #[must_use]
-    pub fn has_replied(&self) -> bool {
-        self.has_replied
-    }
-}
 
 /// Names a bulk reply whose source is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +91,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         &mut self,
         polled: Option<BundleId>,
         arrived: Arrived,
-    ) -> Option<Delivery<H>> {
+    ) -> Option<Box<Delivery<H>>> {
         let home = self.endpoints.get(arrived.endpoint).map(|endpoint| endpoint.bundle);
         match polled.filter(|polled| home == Some(*polled)) {
             Some(polled) if self.is_next(polled, &arrived) => {
@@ -231,14 +110,14 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// The next message of a bundle whose handler may run. The caller runs it and calls
     /// [`finish`](Self::finish), in whichever thread.
     #[inline]
-    pub fn next_delivery(&mut self, id: BundleId) -> Option<Delivery<H>> {
+    pub fn next_delivery(&mut self, id: BundleId) -> Option<Box<Delivery<H>>> {
         if self.bundles.get(id)?.queue.is_empty() {
             return None;
         }
         self.deliver_waiting(id)
     }
 
-    fn deliver_waiting(&mut self, id: BundleId) -> Option<Delivery<H>> {
+    fn deliver_waiting(&mut self, id: BundleId) -> Option<Box<Delivery<H>>> {
         loop {
             let arrived = self.take_runnable(id)?;
             if let Some(delivery) = self.deliver(id, arrived) {
@@ -249,7 +128,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// The delivery of a message, unless it is refused; it counts as running.
     #[inline(always)]
-    fn deliver(&mut self, id: BundleId, arrived: Arrived) -> Option<Delivery<H>> {
+    fn deliver(&mut self, id: BundleId, arrived: Arrived) -> Option<Box<Delivery<H>>> {
         let is_taken = match arrived.what {
             What::Request { conn, tag } => self.takes_request(&arrived, conn, tag),
             What::Reply { conn } => self.takes_reply(&arrived, conn),
@@ -329,7 +208,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     }
 
     #[inline(always)]
-    fn delivery(&mut self, arrived: Arrived) -> Delivery<H> {
+    fn delivery(&mut self, arrived: Arrived) -> Box<Delivery<H>> {
         let Arrived { endpoint, what, message, args, slot } = arrived;
         let is_returned = matches!(what, What::Returned(_));
         let index = if is_returned { 0 } else { message.handler };
@@ -353,7 +232,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             }
         }
         let has_replied = false;
-        Delivery { handler, endpoint, payload, what, message, args, has_replied, is_marked }
+        let delivery =
+            Delivery { handler, endpoint, payload, what, message, args, has_replied, is_marked };
+        Box::new(delivery)
     }
 
     fn part_of_segment(&self, id: EndpointId, message: &Message) -> Payload {
@@ -373,7 +254,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         message: &Message,
         out: &Outgoing<'_>,
         is_request: bool,
-    ) -> Delivery<H> {
+    ) -> Box<Delivery<H>> {
         let tag = self.endpoints.get(id).map_or(Tag::NONE, |endpoint| endpoint.tag);
         let what = if is_request { What::OwnRequest { tag } } else { What::OwnReply };
         let (message, args) = (*message, out.all_args());
@@ -413,6 +294,19 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if !delivery.is_request() || delivery.has_replied {
             return Err(CallError::NoReply);
         }
+        if self.reply_short(delivery, out) {
+            return Ok(Replied::Done);
+        }
+        self.reply_any(delivery, out)
+    }
+
+    /// Sends a reply of any kind.
+    #[inline(never)]
+    fn reply_any(
+        &mut self,
+        delivery: &mut Delivery<H>,
+        out: &Outgoing<'_>,
+    ) -> Result<Replied<H>, CallError> {
         let message = out.message(Kind::Reply, delivery.message.id, self.config.max_medium)?;
         let endpoint = delivery.endpoint;
         delivery.has_replied = true;
@@ -514,7 +408,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         message: &Message,
     ) -> Replied<H> {
         match self.fitness(endpoint, message) {
-            None => Replied::Own(Box::new(self.own_delivery(endpoint, message, out, false))),
+            None => Replied::Own(self.own_delivery(endpoint, message, out, false)),
             Some(status) => {
                 if let Ok(to) = self.name(endpoint) {
                     let operation = Operation::Reply(message.category);
@@ -561,27 +455,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if let Payload::Slot { slot, .. } = delivery.payload {
             self.repost(slot);
         }
-        if !delivery.is_own() {
-            self.take_back_handler(delivery);
-        }
-        if delivery.is_marked
-            && let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint)
+        let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint) else { return };
+        // The handler goes back into its place, if no other was set there meanwhile.
+        if !delivery.is_own()
+            && let Some(lent) = endpoint.lent.take()
+            && let Some(table) = self.handlers.get_mut(delivery.endpoint.index() as usize)
+            && let Some(place) = table.get_mut(usize::from(lent))
         {
+            *place = delivery.handler.take();
+        }
+        if delivery.is_marked {
             endpoint.is_running = false;
             if let Some(bundle) = self.bundles.get_mut(endpoint.bundle) {
                 bundle.running -= 1;
             }
-        }
-    }
-
-    /// Puts the handler of a delivery back into its place, if no other was set there meanwhile.
-    #[inline]
-    fn take_back_handler(&mut self, delivery: &mut Delivery<H>) {
-        let Some(endpoint) = self.endpoints.get_mut(delivery.endpoint) else { return };
-        let Some(lent) = endpoint.lent.take() else { return };
-        let table = &mut self.handlers[delivery.endpoint.index() as usize];
-        if let Some(place) = table.get_mut(usize::from(lent)) {
-            *place = delivery.handler.take();
         }
     }
 

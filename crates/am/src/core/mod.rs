@@ -3,13 +3,18 @@
 mod connect;
 mod credits;
 mod deliver;
+mod delivery;
+mod express;
 mod receive;
 mod request;
+mod signals;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-pub use deliver::{Delivery, DeliveryKind, Payload, Replied, ReplyTicket};
+pub use deliver::{Replied, ReplyTicket};
+pub use delivery::{Delivery, DeliveryKind, Payload};
+pub use express::code_short;
 pub use request::{Body, Outgoing, Sent, Ticket};
 
 use crate::conn::{Conn, ConnId, PeerSegment, Role};
@@ -63,6 +68,10 @@ pub struct Core<F, H> {
     /// Writes of replies under way: their numbers and connections.
     reply_writes: Vec<(u32, ConnId)>,
     next_ticket: u32,
+    /// When the credits of signals go back at the latest, while any stay away.
+    signals_due: Option<u64>,
+    /// Deliveries that are finished, for the next messages.
+    spare: Vec<Box<Delivery<H>>>,
 }
 
 impl<F: Fabric, H: Clone> Core<F, H> {
@@ -101,6 +110,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             probed_up_to: 0,
             reply_writes: Vec::new(),
             next_ticket: 0,
+            signals_due: None,
+            spare: Vec::new(),
             config,
         })
     }
@@ -377,7 +388,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         Ok(self.counters[id.index() as usize])
     }
 
-    /// How many messages of an endpoint have neither been answered nor come back.
+    /// How many messages of an endpoint have neither been answered nor come back. Signals are among them
+    /// until the peer has given their credits back.
     ///
     /// # Errors
     ///
@@ -385,7 +397,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     pub fn outstanding(&self, id: EndpointId) -> Result<usize, CallError> {
         self.endpoint(id)?;
         let is_of = |conn: &ConnId| self.conns.get(*conn).is_some_and(|conn| conn.endpoint == id);
-        Ok(self.records.conns().filter(is_of).count())
+        let of = self.conns.iter().filter(|(_, conn)| conn.endpoint == id);
+        let signals = of.map(|(_, conn)| match &conn.role {
+            Role::Initiator(initiator) => usize::from(initiator.signals),
+            Role::Acceptor(_) => 0,
+        });
+        Ok(self.records.conns().filter(is_of).count() + signals.sum::<usize>())
     }
 
     /// Maps an index of the translation table to a peer. Nothing is sent before the first request.
@@ -410,7 +427,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if entry.is_some() {
             return Err(CallError::Mapped(index));
         }
-        *entry = Some(Translation { name, tag, link: Link::Idle });
+        *entry = Some(Translation { name, tag, link: Link::Idle, heard: None, signals: 0 });
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! What queue pairs report: messages, posts that are done, connections that fail.
 
-use super::{Core, Delivery};
-use crate::conn::{Acceptor, Conn, ConnId, PeerSegment, Role};
+use super::{Core, Delivery, signals};
+use crate::conn::{Acceptor, Conn, ConnId, Initiator, PeerSegment, Role};
 use crate::endpoint::{Arrived, BundleId, EndpointId, Returned, What};
 use crate::fabric::{Event, Fabric, Refusal, Remote};
 use crate::message::{Kind, MAX_HEAD, Message};
@@ -32,7 +32,7 @@ pub(super) mod notify {
 }
 
 /// So many bytes are read of a message that has no more, whatever it has.
-const SMALL: usize = 32;
+pub(super) const SMALL: usize = 32;
 
 impl<F: Fabric, H: Clone> Core<F, H> {
     /// Takes in what happened.
@@ -45,12 +45,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Takes in what happened. A message whose handler may run now, in a bundle in which no other
     /// waits, comes back at once, as if from [`next_delivery`](Self::next_delivery).
     #[inline]
-    pub fn deliver_event(&mut self, bundle: BundleId, event: Event) -> Option<Delivery<H>> {
+    pub fn deliver_event(&mut self, bundle: BundleId, event: Event) -> Option<Box<Delivery<H>>> {
         self.take_in(Some(bundle), event)
     }
 
     #[inline]
-    fn take_in(&mut self, bundle: Option<BundleId>, event: Event) -> Option<Delivery<H>> {
+    fn take_in(&mut self, bundle: Option<BundleId>, event: Event) -> Option<Box<Delivery<H>>> {
         match event {
             Event::Received { conn, slot, len } => return self.received(bundle, conn, slot, len),
             Event::Done { conn, notify } => self.done(conn, notify),
@@ -81,19 +81,46 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         conn: Option<ConnId>,
         slot: u32,
         len: usize,
-    ) -> Option<Delivery<H>> {
+    ) -> Option<Box<Delivery<H>>> {
+        if let (Some(polled), Some(conn), ..=SMALL) = (bundle, conn, len) {
+            // Most are so short. A slot has room for the longest head, but bytes after a message that has
+            // just come may not be read with it: the processor would wait for the cache.
+            let mut head = [0; SMALL];
+            if len <= SMALL / 2 {
+                self.fabric.load(slot, 0, &mut head[..SMALL / 2]);
+            } else {
+                self.fabric.load(slot, 0, &mut head);
+            }
+            if signals::is_signal(&head, len) {
+                self.repost(slot);
+                if !self.received_signal(conn, &Message::new(Kind::Signal, 0)) {
+                    self.give_up(conn, Status::Unreachable);
+                }
+                return None;
+            }
+            if let Some(delivery) = self.deliver_short(polled, conn, &head, (slot, len)) {
+                return Some(delivery);
+            }
+        }
+        self.received_any(bundle, conn, slot, len)
+    }
+
+    /// Takes in a message of any kind.
+    #[inline(never)]
+    fn received_any(
+        &mut self,
+        bundle: Option<BundleId>,
+        conn: Option<ConnId>,
+        slot: u32,
+        len: usize,
+    ) -> Option<Box<Delivery<H>>> {
         let known = conn.and_then(|conn| Some((conn, self.conns.get_mut(conn)?)));
         let Some((id, known)) = known else {
             self.repost(slot);
             return None;
         };
         let mut head = [0; MAX_HEAD];
-        if len <= SMALL {
-            // Most are so short. A slot has room for the longest head.
-            self.fabric.load(slot, 0, &mut head[..SMALL]);
-        } else {
-            self.fabric.load(slot, 0, &mut head[..len.min(MAX_HEAD)]);
-        }
+        self.fabric.load(slot, 0, &mut head[..len.min(MAX_HEAD)]);
         let mut args = [0; MAX_ARGS];
         let Some((message, at)) = Message::parse(&head, len, &mut args) else {
             self.repost(slot);
@@ -152,8 +179,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Whether an engine would send this message, which is no request and has no payload, and so
     /// now, to the end that has accepted.
     fn for_acceptor(&mut self, id: ConnId, message: &Message, args: &[Arg; MAX_ARGS]) -> bool {
-        if message.kind == Kind::Revoked {
-            return self.control_answered(id, message.credits);
+        match (message.kind, message.category) {
+            (Kind::Revoked, _) => return self.control_answered(id, message.credits),
+            (Kind::Signal, Category::Short) => return self.received_signal(id, message),
+            _ => {}
         }
         let Some(conn) = self.conns.get_mut(id) else { return false };
         let (endpoint, to) = (conn.endpoint, conn.peer);
@@ -192,6 +221,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 self.give_back(id, message.credits);
                 return true;
             }
+            Kind::SignalsTaken => return self.signals_taken(id, message.credits),
             Kind::SegmentChanged => {
                 initiator.segment = PeerSegment::Unknown;
                 self.give_back(id, 0);
@@ -233,12 +263,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             // The connection has ended meanwhile, and another request may have the place.
             return;
         }
-        let most = self.config.max_window.max(1);
-        let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) else { return };
-        initiator.in_flight = initiator.in_flight.saturating_sub(1);
-        if credits != 0 {
-            let window = initiator.window.saturating_add_signed(credits.into());
-            initiator.window = window.clamp(1, most);
+        let most = self.config.max_window;
+        if let Some(initiator) = self.conns.get_mut(id).and_then(Conn::initiator) {
+            initiator.end_request(credits, most);
         }
     }
 
@@ -309,6 +336,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if !self.take_back(id, credits) {
             return false;
         }
+        // The peer has fewer credits now.
+        self.return_signals(id);
         let news = self.conns.get_mut(id).and_then(Conn::acceptor);
         if news.is_some_and(|acceptor| std::mem::take(&mut acceptor.has_news)) {
             self.announce_segment(id);
@@ -328,10 +357,22 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     }
 }
 
+impl Initiator {
+    /// A request has ended, and its credit is back, with so many others, or without itself.
+    #[inline]
+    pub(super) fn end_request(&mut self, credits: i8, most: u16) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if credits != 0 {
+            let window = self.window.saturating_add_signed(credits.into());
+            self.window = window.clamp(1, most.max(1));
+        }
+    }
+}
+
 impl Acceptor {
     /// Counts a request that has come; none if it has no credit.
     #[inline]
-    fn take_request(&mut self, conn: ConnId, tag: Option<Tag>) -> Option<What> {
+    pub(super) fn take_request(&mut self, conn: ConnId, tag: Option<Tag>) -> Option<What> {
         if self.in_service >= self.granted {
             return None;
         }

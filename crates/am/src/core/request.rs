@@ -11,7 +11,7 @@ use crate::records::Purpose;
 use crate::types::{Arg, CallError, Category, MAX_ARGS, Operation, Status, Tag};
 
 /// Sends between two that ask for a completion, so that the send queue has room again.
-const CHECKPOINT_EVERY: u16 = 16;
+pub(super) const CHECKPOINT_EVERY: u16 = 16;
 /// Messages that wait for their handlers while a request that comes back at once may join them.
 const MOST_WAITING: usize = 1024;
 /// Bytes of a medium message that may be copied into the send queue.
@@ -112,7 +112,7 @@ pub enum Sent<H> {
 
 impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline]
-    fn target(&self, id: EndpointId, index: u32) -> Result<&Translation, CallError> {
+    pub(super) fn target(&self, id: EndpointId, index: u32) -> Result<&Translation, CallError> {
         let entry = self.endpoint(id)?.translations.get(index as usize);
         entry.and_then(Option::as_ref).ok_or(CallError::NotMapped(index))
     }
@@ -135,6 +135,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// polls, and tries again. Otherwise the arguments are wrong.
     #[inline]
     pub fn request(
+        &mut self,
+        id: EndpointId,
+        index: u32,
+        out: &Outgoing<'_>,
+    ) -> Result<Sent<H>, CallError> {
+        if self.request_short(id, index, out) {
+            return Ok(Sent::Done);
+        }
+        self.request_any(id, index, out)
+    }
+
+    /// Sends a request of any kind.
+    #[inline(never)]
+    fn request_any(
         &mut self,
         id: EndpointId,
         index: u32,
@@ -181,7 +195,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         message: &Message,
     ) -> Result<Sent<H>, CallError> {
         let operation = Operation::Request(message.category);
-        let Translation { name, tag, link } = *self.target(id, index)?;
+        let Translation { name, tag, link, .. } = *self.target(id, index)?;
         if let Link::Dead(status) = link {
             return self.refuse(id, index, (message, out), operation, status);
         }
@@ -194,7 +208,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 return self.refuse(id, index, (message, out), operation, status);
             }
             self.counters[id.index() as usize].requests_sent += 1;
-            return Ok(Sent::Own(Box::new(self.own_delivery(id, message, out, true))));
+            return Ok(Sent::Own(self.own_delivery(id, message, out, true)));
         }
         self.begin(id, index, name, tag)?;
         Err(CallError::WouldBlock)
@@ -373,7 +387,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         (offset, len): (u64, u64),
         (handler, args): (u16, &[Arg]),
     ) -> Result<(), CallError> {
-        let Translation { name, tag, link } = *self.target(id, index)?;
+        let Translation { name, tag, link, .. } = *self.target(id, index)?;
         let here = self.endpoint(id)?.segment.unwrap_or(Remote { addr: 0, len: 0, key: 0 });
         let body = Body::Bulk { from: Local { addr: 0, len, key: 0 }, offset };
         let out = Outgoing { handler, args, body };

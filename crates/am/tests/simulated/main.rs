@@ -3,6 +3,7 @@
 //! most once, and at least once if the reply arrives; that handlers of a bundle or of an endpoint
 //! do not overlap; that memory is bounded; and that all of it comes to an end.
 
+mod barrier;
 mod fabric;
 mod network;
 
@@ -59,7 +60,7 @@ struct Run {
     fates: HashMap<(i32, i32), Fate>,
     next: Vec<i32>,
     /// Handlers that run now, and until when.
-    running: Vec<(usize, u64, Delivery<u16>)>,
+    running: Vec<(usize, u64, Box<Delivery<u16>>)>,
     asleep_until: Vec<u64>,
     /// Bulk sources in use: the node, the place, and the request.
     sources: Vec<(usize, u64, Ticket)>,
@@ -433,7 +434,7 @@ fn a_hostile_peer_stops_nobody_else() {
             let mut bytes: Vec<u8> = (0..len).map(|_| run.net.random(256) as u8).collect();
             if round % 2 == 0 && len > 7 {
                 // One that is well formed.
-                bytes[0] = [1, 2, 3, 4, 8, 9, 10, 11, 12, 13][run.net.random(10) as usize];
+                bytes[0] = [1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14][run.net.random(12) as usize];
                 bytes[1] = ((len - 8) / 4) as u8;
                 bytes[5] = 0;
                 bytes[7] = run.net.random(11) as u8;

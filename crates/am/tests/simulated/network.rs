@@ -55,7 +55,7 @@ pub struct Network {
     pub hash: u64,
     /// The bundle of each node, and what was given out for it with an event.
     pub bundles: Vec<BundleId>,
-    given: Vec<VecDeque<Delivery<u16>>>,
+    given: Vec<VecDeque<Box<Delivery<u16>>>>,
 }
 
 impl Network {
@@ -238,7 +238,7 @@ impl Network {
     }
 
     /// The next message of a node whose handler may run.
-    pub fn next_delivery(&mut self, node: usize) -> Option<Delivery<u16>> {
+    pub fn next_delivery(&mut self, node: usize) -> Option<Box<Delivery<u16>>> {
         let given = self.given[node].pop_front();
         given.or_else(|| self.nodes[node].next_delivery(self.bundles[node]))
     }

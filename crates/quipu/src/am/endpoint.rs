@@ -13,8 +13,8 @@ use crate::memory::RemoteMemory;
 use quipu_host::nic::{Key, Sge};
 
 /// Polls that find nothing before a call that waits goes to sleep, and for how long.
-const EMPTY_POLLS: u32 = 2000;
-const NAP: Duration = Duration::from_millis(1);
+pub(super) const EMPTY_POLLS: u32 = 2000;
+pub(super) const NAP: Duration = Duration::from_millis(1);
 
 /// Memory that a bulk message sends: registered in the domain of the port, in one piece of any
 /// length.
@@ -402,6 +402,56 @@ impl Endpoint {
         Ok(core.get(self.id, index, from, (to, len), (handler, args))?)
     }
 
+    /// Adds one to the signals that the peer at an index has of this endpoint: a barrier, and whatever else
+    /// needs no handler, is made of them. Waits for a credit, running handlers meanwhile. Nothing comes back,
+    /// whether the peer takes it or not.
+    ///
+    /// # Errors
+    ///
+    /// As [`request`](Self::request); [`CallError::Unreachable`] if the peer is gone.
+    #[inline]
+    pub fn signal(&self, index: u32) -> Result<(), Error> {
+        match self.try_signal(index) {
+            Err(Error::Call(CallError::WouldBlock)) => self.retry(|| self.try_signal(index)),
+            sent => sent,
+        }
+    }
+
+    /// As [`signal`](Self::signal), but does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As there; [`CallError::WouldBlock`] if there is no credit, or no connection yet.
+    #[inline]
+    pub fn try_signal(&self, index: u32) -> Result<(), Error> {
+        if Shared::is_in_handler() {
+            return Err(CallError::InHandler.into());
+        }
+        Ok(self.shared().lock().core.signal(self.id, index)?)
+    }
+
+    /// Takes one of the signals that the peer at an index has sent to this endpoint; whether there was one.
+    /// Makes no progress.
+    ///
+    /// # Errors
+    ///
+    /// [`CallError::Unreachable`] if there is none, and the peer is gone; the index is not mapped.
+    pub fn take_signal(&self, index: u32) -> Result<bool, Error> {
+        Ok(self.shared().lock().core.take_signal(self.id, index)?)
+    }
+
+    /// As [`take_signal`](Self::take_signal), but waits for one, running handlers meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As there; the caller is a handler.
+    pub fn wait_signal(&self, index: u32) -> Result<(), Error> {
+        if Shared::is_in_handler() {
+            return Err(CallError::InHandler.into());
+        }
+        self.shared().poll_until(self.id, |core| Ok(core.take_signal(self.id, index)?))
+    }
+
     /// Makes progress and runs handlers of the bundle that the endpoint is in.
     ///
     /// # Errors
@@ -447,7 +497,7 @@ impl Endpoint {
             Sent::Done => Ok(None),
             Sent::Pending(ticket) => Ok(Some(ticket)),
             Sent::Own(delivery) => {
-                self.shared().run(*delivery);
+                self.shared().run(delivery);
                 Ok(None)
             }
         }

@@ -4,11 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use quipu_am::message::MAX_HEAD;
 use quipu_am::{ConnId, Event, Fabric, Hello, Local, Name, Refusal, Remote, Status, Welcome};
 use quipu_host::connection::{ChannelKey, Event as CmEvent, EventKind, IdKey, PortSpace, QpParams};
 use quipu_host::nic::{Access, Completion, QpAttr, QpAttrMask, QpState, Sge, WcStatus};
 
+use super::signaled::Signaled;
+use super::sizes::{RETRIES, Sizes};
 use crate::connection::param;
 use crate::cq::CompletionQueue;
 use crate::device::{Device, ProtectionDomain};
@@ -23,8 +24,6 @@ const RC: u8 = 2;
 const BACKLOG: i32 = 1024;
 /// Bytes that a send may have copied into the queue.
 const INLINE: u32 = 1024;
-/// How often a queue pair sends a request again.
-const RETRIES: u8 = 7;
 /// Receive slots that are made at once.
 const CHUNK: u32 = 64;
 /// Marks the number of a receive.
@@ -45,46 +44,16 @@ struct Link {
     qp: Option<QueuePair>,
 }
 
-/// Sizes that depend on those of the engine.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
-    pub(super) slot: usize,
-    pub(super) receives: u32,
-    pub(super) sends: u32,
-    pub(super) send_buffers: u32,
-    /// The timeout of queue pairs, as IBA encodes it.
-    pub(super) timeout: u8,
-}
-
-impl Sizes {
-    pub(super) fn of(config: &quipu_am::Config) -> Self {
-        // An odd number of cache lines, so that the beginnings of slots are in all sets of a cache.
-        let lines = (config.max_medium as usize + MAX_HEAD).div_ceil(64) | 1;
-        let fixed = u32::from(config.max_outstanding) + config.shared_credits;
-        Self {
-            slot: lines * 64,
-            receives: (fixed + 2 * config.max_connections + 256).next_power_of_two(),
-            sends: 2 * u32::from(config.max_window) + 64,
-            send_buffers: config.send_buffers.max(4),
-            // The other half is for what TCP takes to notice.
-            timeout: timeout_within(config.give_up_ns / 2),
-        }
-    }
-}
-
-/// The longest timeout with which a queue pair gives a silent peer up within that time. The adapter
-/// may take four times the nominal time (IBA 9.7.6.1.3).
-fn timeout_within(ns: u64) -> u8 {
-    const NOMINAL_NS: u64 = 4096;
-    let each = ns / (4 * u64::from(RETRIES + 1)) / NOMINAL_NS;
-    (each.max(1).ilog2() as u8).clamp(1, 31)
-}
-
 #[derive(Debug)]
 pub(super) struct HostFabric {
     device: Device,
     domain: ProtectionDomain,
+    /// Completions of receives. Sends have a queue of their own: the adapter hands a message straight to a
+    /// poll only of a queue that is not that of the sends.
     cq: CompletionQueue,
+    send_cq: CompletionQueue,
+    /// Posts that have asked for a completion which is not taken yet.
+    signaled: Signaled,
     srq: SharedReceiveQueue,
     channel: ChannelKey,
     channel_fd: RawFd,
@@ -98,6 +67,8 @@ pub(super) struct HostFabric {
     buffers: MemoryRegion,
     /// Queue pairs of closed connections, until their completions are taken.
     dying: Vec<QueuePair>,
+    /// Connections whose sends have failed. Messages that came before that may wait to be taken.
+    failed: Vec<ConnId>,
     /// What happened in calls that cannot say so.
     later: VecDeque<Event>,
 }
@@ -106,7 +77,8 @@ impl HostFabric {
     pub(super) fn new(device: &Device, sizes: Sizes) -> Result<Self, Error> {
         let domain = device.protection_domain()?;
         let limits = device.opened.engine.limits()?;
-        let cq = device.completion_queue((2 * sizes.receives).min(limits.max_cqe))?;
+        let cq = device.completion_queue(sizes.receives.min(limits.max_cqe))?;
+        let send_cq = device.completion_queue((2 * sizes.receives).min(limits.max_cqe))?;
         let srq = domain.shared_receive_queue(sizes.receives.min(limits.max_srq_wr), 1)?;
         let len = sizes.slot * sizes.send_buffers as usize;
         let buffers = domain.register(len, Access::LOCAL_WRITE)?;
@@ -115,6 +87,8 @@ impl HostFabric {
             device: device.clone(),
             domain,
             cq,
+            send_cq,
+            signaled: Signaled::default(),
             srq,
             channel,
             channel_fd,
@@ -126,6 +100,7 @@ impl HostFabric {
             chunks: Vec::new(),
             buffers,
             dying: Vec::new(),
+            failed: Vec::new(),
             later: VecDeque::new(),
         })
     }
@@ -136,6 +111,17 @@ impl HostFabric {
 
     pub(super) fn queue(&self) -> &CompletionQueue {
         &self.cq
+    }
+
+    /// The completion queue of sends.
+    pub(super) fn send_queue(&self) -> &CompletionQueue {
+        &self.send_cq
+    }
+
+    /// Whether the completion queue of sends may have something that the engine waits for.
+    #[inline]
+    pub(super) fn awaits_sends(&self) -> bool {
+        self.signaled.is_worth_a_poll()
     }
 
     /// Readable while connection management has something to say.
@@ -192,7 +178,7 @@ impl HostFabric {
     fn build(&mut self, conn: ConnId) -> Result<QueuePair, Error> {
         let qp = self
             .domain
-            .queue_pair(&self.cq, &self.cq)
+            .queue_pair(&self.send_cq, &self.cq)
             .shared_receive_queue(&self.srq)
             .send_queue(self.sizes.sends, 1)
             .inline_data(INLINE)
@@ -216,16 +202,33 @@ impl HostFabric {
         let conn = self.conn_of(completion.qp_num.0);
         let is_receive = completion.wr_id & RECEIVE != 0;
         let slot = completion.wr_id as u32;
-        if completion.status != WcStatus::Success {
-            if is_receive {
-                self.later.push_back(Event::Unused { slot });
-            }
-            return conn.map(|conn| Event::Failed { conn });
-        }
-        if is_receive {
+        if is_receive && completion.status == WcStatus::Success {
             return Some(Event::Received { conn, slot, len: completion.byte_len as usize });
         }
+        if is_receive {
+            self.later.push_back(Event::Unused { slot });
+            return conn.map(|conn| Event::Failed { conn });
+        }
+        self.signaled.take(completion.wr_id);
+        if completion.status != WcStatus::Success {
+            self.failed.extend(conn);
+            return None;
+        }
         conn.map(|conn| Event::Done { conn, notify: completion.wr_id })
+    }
+
+    /// The completion queue of sends is about to be polled.
+    #[inline]
+    pub(super) fn note_poll_of_sends(&mut self) {
+        self.signaled.note_poll();
+    }
+
+    /// There are no more messages of connections whose sends have failed: they end now.
+    #[inline]
+    pub(super) fn end_failed(&mut self) {
+        if !self.failed.is_empty() {
+            self.later.extend(self.failed.drain(..).map(|conn| Event::Failed { conn }));
+        }
     }
 
     /// What happened in calls that could not say so.
@@ -241,6 +244,9 @@ impl HostFabric {
             self.by_number.remove(&number);
             self.remembered[(number ^ number >> 8) as usize % REMEMBERED].0 = u32::MAX;
         }
+        if self.links.iter().all(Option::is_none) {
+            self.signaled.forget();
+        }
     }
 
     /// Notes connections whose queue pairs have failed. One that waits for nothing but a reply has
@@ -249,7 +255,7 @@ impl HostFabric {
         for link in self.links.iter().flatten() {
             let Some(qp) = &link.qp else { continue };
             if matches!(qp.state(), Ok(QpState::Err | QpState::Sqe)) {
-                self.later.push_back(Event::Failed { conn: link.conn });
+                self.failed.push(link.conn);
             }
         }
     }
@@ -368,6 +374,15 @@ impl HostFabric {
         self.sge(slot).map_or(0, |sge| sge.addr + u64::from(at))
     }
 
+    /// Counts posts that ask for a completion; whether they were made.
+    #[inline]
+    fn count<const N: usize>(&mut self, posted: bool, numbers: [Option<u64>; N]) -> bool {
+        if posted {
+            numbers.into_iter().flatten().for_each(|number| self.signaled.add(number));
+        }
+        posted
+    }
+
     /// Posts in pieces, of which the last one asks for a completion if `notify` is given.
     fn post_long(
         &self,
@@ -465,7 +480,8 @@ impl Fabric for HostFabric {
     #[inline]
     fn send(&mut self, conn: ConnId, bytes: &[u8], notify: Option<u64>) -> bool {
         let Some(qp) = self.queue_pair(conn) else { return false };
-        qp.post_send(&reported(Request::send_inline(bytes), notify)).is_ok()
+        let posted = qp.post_send(&reported(Request::send_inline(bytes), notify)).is_ok();
+        self.count(posted, [notify])
     }
 
     fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool {
@@ -473,11 +489,13 @@ impl Fabric for HostFabric {
         let Ok(sge) = self.buffers.sge(buffer as usize * self.sizes.slot, len) else {
             return false;
         };
-        qp.post_send(&Request::send(&[sge]).id(notify)).is_ok()
+        let posted = qp.post_send(&Request::send(&[sge]).id(notify)).is_ok();
+        self.count(posted, [Some(notify)])
     }
 
     fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool {
-        self.post_long(conn, from, to, notify, |sges, to| Request::write(sges, to))
+        let posted = self.post_long(conn, from, to, notify, |sges, to| Request::write(sges, to));
+        self.count(posted, [notify])
     }
 
     #[inline]
@@ -501,18 +519,23 @@ impl Fabric for HostFabric {
             reported(Request::write(&sges, to), notify),
             reported(Request::send_inline(bytes), sent),
         ];
-        qp.post_sends(&requests).is_ok()
+        let posted = qp.post_sends(&requests).is_ok();
+        self.count(posted, [notify, sent])
     }
 
     fn probe(&mut self, conn: ConnId, notify: u64) -> bool {
         let Some(qp) = self.queue_pair(conn) else { return false };
         // A write of no bytes needs no key (IBA 9.4.4), and the peer's adapter acknowledges it.
         let to = RemoteMemory { addr: 0, len: 0, rkey: quipu_host::nic::Key(0) };
-        qp.post_send(&Request::write(&[], to).id(notify)).is_ok()
+        let posted = qp.post_send(&Request::write(&[], to).id(notify)).is_ok();
+        self.count(posted, [Some(notify)])
     }
 
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
-        self.post_long(conn, into, from, Some(notify), |sges, from| Request::read(sges, from))
+        let number = Some(notify);
+        let posted =
+            self.post_long(conn, into, from, number, |sges, from| Request::read(sges, from));
+        self.count(posted, [number])
     }
 
     #[inline]
@@ -565,20 +588,5 @@ impl Drop for HostFabric {
             let _ = engine.cm_destroy_id(id);
         }
         let _ = engine.cm_destroy_channel(self.channel);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_silent_peer_is_given_up_within_the_time() {
-        for (ns, most) in [(10_000_000_000, 16), (1_000_000_000, 12), (1, 1), (u64::MAX, 31)] {
-            let timeout = timeout_within(ns);
-            assert_eq!(timeout, most);
-            let takes = 4 * u64::from(RETRIES + 1) * (4096 << timeout);
-            assert!(takes <= ns || timeout == 1);
-        }
     }
 }

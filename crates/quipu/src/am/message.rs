@@ -15,7 +15,7 @@ pub type Handler = Arc<dyn Fn(&mut Message<'_>) + Send + Sync>;
 /// A message, for as long as its handler runs.
 pub struct Message<'a> {
     pub(super) shared: &'a Shared,
-    pub(super) delivery: Delivery<Handler>,
+    pub(super) delivery: Box<Delivery<Handler>>,
 }
 
 impl fmt::Debug for Message<'_> {
@@ -30,7 +30,7 @@ impl fmt::Debug for Message<'_> {
 }
 
 impl<'a> Message<'a> {
-    pub(super) fn new(shared: &'a Shared, delivery: Delivery<Handler>) -> Self {
+    pub(super) fn new(shared: &'a Shared, delivery: Box<Delivery<Handler>>) -> Self {
         Self { shared, delivery }
     }
 
@@ -217,7 +217,7 @@ impl<'a> Message<'a> {
             }
             Replied::Own(delivery) => {
                 drop(state);
-                self.shared.run(*delivery);
+                self.shared.run(delivery);
                 Ok(())
             }
         }

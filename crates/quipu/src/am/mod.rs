@@ -52,6 +52,8 @@ mod endpoint;
 mod fabric;
 mod message;
 mod port;
+mod signaled;
+mod sizes;
 
 pub use bundle::Bundle;
 pub use endpoint::{Endpoint, Source};

@@ -10,18 +10,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu_am::{BundleId, Config, Core, Delivery};
+use quipu_am::{BundleId, Config, Core, Delivery, EndpointId};
 use quipu_host::nic::Completion;
 use quipu_host::{Guard, Lock};
 
-use super::fabric::{HostFabric, Sizes};
+use super::endpoint::{EMPTY_POLLS, NAP as SHORT_NAP};
+use super::fabric::HostFabric;
 use super::message::{Handler, Message};
+use super::sizes::Sizes;
 use super::{Bundle, Error, Mode};
 use crate::cq::CompletionQueue;
 use crate::device::{Device, ProtectionDomain};
 
-/// Completions that are taken at once.
+/// Completions of receives that are taken at once.
 const BATCH: usize = 16;
+/// Completions of sends that are taken at once: a message has two at most, and there are fewer messages
+/// than receives.
+const SENDS: usize = 2 * BATCH;
 /// Polls between two looks at connections, where nothing is known to be going on there.
 const POLLS_PER_LOOK: u32 = 256;
 /// The same, between polls that find something.
@@ -40,10 +45,13 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
+/// The engine of a port.
+pub(super) type Engine = Core<HostFabric, Handler>;
+
 /// What the lock of a port is around.
 pub(super) struct State {
-    pub(super) core: Core<HostFabric, Handler>,
-    completions: Box<[Completion; BATCH]>,
+    pub(super) core: Engine,
+    completions: Box<[Completion]>,
     /// Those of the last poll that the engine has not taken in yet.
     left: Range<usize>,
     polls: u32,
@@ -54,7 +62,9 @@ pub(super) struct State {
 /// A port, as its objects share it.
 pub(super) struct Shared {
     state: Lock<State>,
+    /// Completions of receives, and of sends.
     queue: CompletionQueue,
+    send_queue: CompletionQueue,
     domain: ProtectionDomain,
     device: Device,
     events_fd: i32,
@@ -86,17 +96,19 @@ impl Port {
     pub fn open(device: &Device, config: Config) -> Result<Self, Error> {
         let mut fabric = HostFabric::new(device, Sizes::of(&config))?;
         let address = fabric.listen(SocketAddr::new(device.address(), 0), None)?;
-        let (queue, domain) = (fabric.queue().clone(), fabric.domain().clone());
+        let (queue, send_queue) = (fabric.queue().clone(), fabric.send_queue().clone());
+        let domain = fabric.domain().clone();
         let events_fd = fabric.events_fd();
         // No secret: it tells this life of the TCP port from others.
         let incarnation = RandomState::new().hash_one(std::process::id()) | 1;
         let core = Core::new(fabric, config, address, incarnation)?;
-        let state =
-            State { core, completions: Box::default(), left: 0..0, polls: 0, find_failed_at: 0 };
+        let completions = vec![Completion::default(); BATCH + SENDS].into();
+        let state = State { core, completions, left: 0..0, polls: 0, find_failed_at: 0 };
         let has_processors = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let shared = Shared {
             state: Lock::new(state, has_processors),
             queue,
+            send_queue,
             domain,
             device: device.clone(),
             events_fd,
@@ -128,41 +140,42 @@ impl Port {
 
 /// A handler that runs. Its delivery is finished when this is dropped, also if the handler panics.
 struct Run<'a> {
-    message: Message<'a>,
+    shared: &'a Shared,
+    /// None when it is finished.
+    message: Option<Message<'a>>,
     handler: Option<Handler>,
-    is_finished: bool,
 }
 
 impl<'a> Run<'a> {
     #[inline]
-    fn new(shared: &'a Shared, mut delivery: Delivery<Handler>) -> Self {
+    fn new(shared: &'a Shared, mut delivery: Box<Delivery<Handler>>) -> Self {
         DEPTH.set(DEPTH.get() + 1);
         let handler = delivery.handler.take();
-        Self { message: Message::new(shared, delivery), handler, is_finished: false }
+        Self { shared, message: Some(Message::new(shared, delivery)), handler }
     }
 
     #[inline]
     fn call(&mut self) {
-        if let Some(handler) = &self.handler {
-            handler(&mut self.message);
+        if let (Some(handler), Some(message)) = (&self.handler, &mut self.message) {
+            handler(message);
         }
     }
 
     /// Ends the delivery under a lock that is held.
     #[inline]
     fn finish(&mut self, state: &mut State) {
-        self.is_finished = true;
+        let Some(Message { mut delivery, .. }) = self.message.take() else { return };
         DEPTH.set(DEPTH.get() - 1);
-        self.message.delivery.handler = self.handler.take();
-        state.core.finish(&mut self.message.delivery);
+        delivery.handler = self.handler.take();
+        state.core.finish(&mut delivery);
+        state.core.recycle(delivery);
     }
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        if !self.is_finished {
-            let shared = self.message.shared;
-            self.finish(&mut shared.lock());
+        if self.message.is_some() {
+            self.finish(&mut self.shared.lock());
         }
     }
 }
@@ -171,7 +184,7 @@ impl State {
     /// Has the engine take in completions that were found, up to the first message of a bundle
     /// whose handler may run at once: that one.
     #[inline]
-    fn deliver_left(&mut self, bundle: BundleId) -> Option<Delivery<Handler>> {
+    fn deliver_left(&mut self, bundle: BundleId) -> Option<Box<Delivery<Handler>>> {
         for at in self.left.by_ref() {
             let event = self.core.fabric_mut().event_of(&self.completions[at]);
             if let Some(event) = event
@@ -234,7 +247,14 @@ impl Shared {
     /// anything now.
     #[inline]
     fn find(&self, state: &mut State) -> Result<bool, Error> {
-        let found = self.queue.poll(&mut state.completions[..])?;
+        let mut found = self.queue.poll(&mut state.completions[..BATCH])?;
+        if found == 0 {
+            state.core.fabric_mut().end_failed();
+            state.core.post_used_slots();
+        }
+        if state.core.fabric().awaits_sends() {
+            found += self.find_sent(state, found)?;
+        }
         state.left = 0..found;
         state.polls = state.polls.wrapping_add(1);
         let every = if found == 0 { POLLS_PER_LOOK } else { BUSY_POLLS_PER_LOOK };
@@ -244,6 +264,12 @@ impl Shared {
         Ok(found > 0)
     }
 
+    /// Polls the completion queue of sends; how many completions it finds, which lie from `from` on.
+    fn find_sent(&self, state: &mut State, from: usize) -> Result<usize, Error> {
+        state.core.fabric_mut().note_poll_of_sends();
+        Ok(self.send_queue.poll(&mut state.completions[from..])?)
+    }
+
     /// The next message of a bundle whose handler may run, after a poll unless one has been made.
     #[inline]
     fn next(
@@ -251,7 +277,7 @@ impl Shared {
         state: &mut State,
         bundle: BundleId,
         has_polled: &mut bool,
-    ) -> Result<Option<Delivery<Handler>>, Error> {
+    ) -> Result<Option<Box<Delivery<Handler>>>, Error> {
         // What waits has come before what is found now.
         if let Some(delivery) = state.core.next_delivery(bundle) {
             return Ok(Some(delivery));
@@ -273,6 +299,11 @@ impl Shared {
     #[cold]
     fn look(&self, state: &mut State, is_empty: bool) {
         state.take_left();
+        // Of sends that ask for none, failures complete all the same.
+        if let Ok(found) = self.find_sent(state, 0) {
+            state.left = 0..found;
+            state.take_left();
+        }
         let now = self.now();
         state.core.handle_timeout(now);
         if now >= state.find_failed_at {
@@ -305,8 +336,34 @@ impl Shared {
         Ok(ran)
     }
 
+    /// Polls, and runs handlers of the bundle of an endpoint, until something is so.
+    pub(super) fn poll_until(
+        &self,
+        endpoint: EndpointId,
+        mut is_so: impl FnMut(&mut Engine) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let mut state = self.lock();
+        let mut empty = 0;
+        while !is_so(&mut state.core)? {
+            let bundle = state.core.bundle_of(endpoint)?;
+            let delivery = self.next(&mut state, bundle, &mut false)?;
+            drop(state);
+            if let Some(delivery) = delivery {
+                self.run(delivery);
+                empty = 0;
+            } else if empty < EMPTY_POLLS {
+                empty += 1;
+            } else {
+                // The peer may need this processor.
+                self.sleep(bundle, Some(SHORT_NAP))?;
+            }
+            state = self.lock();
+        }
+        Ok(())
+    }
+
     /// Runs a handler.
-    pub(super) fn run(&self, delivery: Delivery<Handler>) {
+    pub(super) fn run(&self, delivery: Box<Delivery<Handler>>) {
         Run::new(self, delivery).call();
     }
 
@@ -322,6 +379,7 @@ impl Shared {
         let mut nap = most.unwrap_or(NAP).min(if alone { NAP } else { SHARED_NAP });
         let mut state = self.lock();
         self.queue.request_event(false)?;
+        self.send_queue.request_event(false)?;
         let now = self.now();
         self.look(&mut state, false);
         let happened = self.drain(&mut state)?;
@@ -334,13 +392,17 @@ impl Shared {
         drop(state);
         let readable = 1;
         let entry = |fd| quipu_host::PollEntry { fd, events: readable, revents: 0 };
-        let mut fds = [entry(self.queue.as_raw_fd()), entry(self.events_fd)];
+        let queues = [&self.queue, &self.send_queue];
+        let [received, sent] = queues.map(|queue| entry(queue.as_raw_fd()));
+        let mut fds = [received, sent, entry(self.events_fd)];
         match self.device.opened.engine.poll_within(&mut fds, Some(nap)) {
             Ok(_) | Err(quipu_host::EngineError::Interrupted) => {}
             Err(error) => return Err(crate::Error::from(error).into()),
         }
-        if fds[0].revents != 0 {
-            self.queue.take_event()?;
+        for (queue, entry) in queues.into_iter().zip(&fds) {
+            if entry.revents != 0 {
+                queue.take_event()?;
+            }
         }
         Ok(())
     }

@@ -2,7 +2,6 @@
 
 mod ns3;
 
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -100,7 +99,7 @@ fn one(name: &str, options: &Options) -> Result<(Paper, PaperResult), Failure> {
         options.figure.iter().map(find).collect::<Result<_, _>>()?
     };
     let scratch = Scratch::new()?;
-    let quiet = options.json || !std::io::stderr().is_terminal();
+    let quiet = options.json;
     let mut experiment = (entry.experiment)();
     let mut result = PaperResult {
         paper: entry.paper.id.clone(),

@@ -52,9 +52,9 @@ struct Node {
     left: u32,
     next: i32,
     /// Handlers that the engine has given out with an event, and that have not begun.
-    given: VecDeque<Delivery<u16>>,
+    given: VecDeque<Box<Delivery<u16>>>,
     /// Handlers that run, and until when.
-    running: Vec<(u64, Delivery<u16>)>,
+    running: Vec<(u64, Box<Delivery<u16>>)>,
     /// The program computes, and does not poll, until then.
     busy_until: u64,
     /// Ticks without anything done.

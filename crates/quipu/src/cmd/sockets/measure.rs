@@ -1,10 +1,11 @@
 //! `quipu sockets --measure`: what `libiwsock` costs a program that does not use it, iWARP on a socket next
-//! to plain TCP, and iWARP inside of the adapter's own TCP next to that alone. Each turn is two new
-//! processes; the ways take turns.
+//! to plain TCP, and iWARP inside of the adapter's own TCP next to that alone. Each way is two processes; the
+//! ways take turns.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Lines, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use quipu_host::{Device, IwarpMode, switch_to_iwarp};
@@ -58,48 +59,92 @@ fn failed(error: impl std::fmt::Display) -> Failure {
     Failure::new("cannot measure sockets", error, "Is libiwsock.so near the command?")
 }
 
-/// Measures all ways, and prints the best value of each as JSON: other programs only make it worse.
+/// For how long all ways together are measured, and how long each value of a turn takes. Turns are short, so
+/// that each way meets the same load of the machine, and has moments without any.
+const BUDGET: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(45)];
+const SLICE: Duration = Duration::from_millis(10);
+/// Turns of each way at least, on a busy machine.
+const MIN_ROUNDS: usize = 3;
+/// Messages or windows of a turn at most.
+const MAX_COUNT: usize = 1 << 20;
+/// Lines of progress.
+const STEPS: u32 = 10;
+
+/// A way that is being measured.
+struct Contender {
+    way: &'static Way,
+    process: Peer,
+    orders: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+    latency: [f64; SIZES.len()],
+    bandwidth: [f64; SIZES.len()],
+}
+
+impl Contender {
+    fn start(own: &Path, library: &Path, way: &'static Way) -> Result<Self, Failure> {
+        let mut command = Command::new(own);
+        command.args(["sockets", "--measure-end", way.name]).env_remove("LD_PRELOAD");
+        if way.preloads {
+            command.env("LD_PRELOAD", library);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Peer(command.spawn().map_err(failed)?);
+        let pipes = process.0.stdin.take().zip(process.0.stdout.take());
+        let (orders, answers) = pipes.ok_or_else(|| failed("there is no pipe"))?;
+        let answers = BufReader::new(answers).lines();
+        let (latency, bandwidth) = ([f64::INFINITY; SIZES.len()], [0.0; SIZES.len()]);
+        Ok(Self { way, process, orders, answers, latency, bandwidth })
+    }
+
+    /// Takes one turn, and keeps the best values: other programs only make them worse.
+    fn turn(&mut self) -> Result<(), Failure> {
+        let ended = |_| failed(format_args!("{} has ended", self.way.name));
+        self.orders.write_all(b"turn\n").map_err(ended)?;
+        let mut number = || -> Result<f64, Failure> {
+            let line = self.answers.next().unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()));
+            line.map_err(ended)?.parse().map_err(failed)
+        };
+        for (latency, bandwidth) in self.latency.iter_mut().zip(&mut self.bandwidth) {
+            *latency = latency.min(number()?);
+            *bandwidth = bandwidth.max(number()?);
+        }
+        Ok(())
+    }
+
+    /// Ends it.
+    fn end(self) -> Result<Value, Failure> {
+        let Self { way, mut process, orders, latency, bandwidth, .. } = self;
+        drop(orders);
+        let status = process.0.wait().map_err(failed)?;
+        if !status.success() {
+            return Err(failed(format_args!("{} failed ({status})", way.name)));
+        }
+        Ok(json!({ "name": way.name, "latency_us": latency, "bandwidth_mbps": bandwidth }))
+    }
+}
+
+/// Measures all ways, which take turns, and prints the best value of each as JSON.
 pub(super) fn run(quick: bool) -> Result<ExitCode, Failure> {
-    let (rounds, slice) =
-        if quick { (3, Duration::from_millis(15)) } else { (9, Duration::from_millis(100)) };
     let library = libraries::find_one(libraries::IWSOCK)?;
     let own = std::env::current_exe().map_err(failed)?;
-    let mut samples: Vec<Vec<[Vec<f64>; 2]>> =
-        WAYS.iter().map(|_| SIZES.iter().map(|_| Default::default()).collect()).collect();
-    for _ in 0..rounds {
-        for (way, samples) in WAYS.iter().zip(&mut samples) {
-            let mut command = Command::new(&own);
-            let end = format!("{}:{}", way.name, slice.as_millis());
-            command.args(["sockets", "--measure-end", &end]).env_remove("LD_PRELOAD");
-            if way.preloads {
-                command.env("LD_PRELOAD", &library);
-            }
-            let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-            let output = output.map_err(failed)?;
-            let text = String::from_utf8_lossy(&output.stdout);
-            let numbers: Vec<f64> = text.lines().filter_map(|line| line.parse().ok()).collect();
-            if !output.status.success() || numbers.len() != 2 * SIZES.len() {
-                return Err(failed(format_args!("{} failed ({})", way.name, output.status)));
-            }
-            for (sample, pair) in samples.iter_mut().zip(numbers.chunks_exact(2)) {
-                sample.iter_mut().zip(pair).for_each(|(list, number)| list.push(*number));
-            }
+    let start = |way| Contender::start(&own, &library, way);
+    let mut contenders = WAYS.iter().map(start).collect::<Result<Vec<_>, _>>()?;
+    let (begin, budget) = (Instant::now(), BUDGET[usize::from(!quick)]);
+    let (mut rounds, mut steps) = (0, 0);
+    while rounds < MIN_ROUNDS || begin.elapsed() < budget {
+        contenders.iter_mut().try_for_each(Contender::turn)?;
+        rounds += 1;
+        let done = begin.elapsed().as_secs_f64() / budget.as_secs_f64();
+        if done * f64::from(STEPS) >= f64::from(steps + 1) {
+            steps = (done * f64::from(STEPS)) as u32;
+            let percent = (done * 100.0).min(100.0);
+            eprintln!("{percent:.0} % of {} s, {rounds} rounds", budget.as_secs());
         }
     }
-    let ways: Vec<Value> =
-        WAYS.iter().zip(samples).map(|(way, samples)| row(way, samples)).collect();
+    let ways = contenders.into_iter().map(Contender::end).collect::<Result<Vec<_>, _>>()?;
     let result = json!({ "sizes": SIZES, "window": WINDOW, "rounds": rounds, "ways": ways });
     println!("{result:#}");
     Ok(ExitCode::SUCCESS)
-}
-
-fn row(way: &Way, samples: Vec<[Vec<f64>; 2]>) -> Value {
-    let (mut latency, mut bandwidth) = (Vec::new(), Vec::new());
-    for [times, speeds] in samples {
-        latency.push(times.into_iter().fold(f64::INFINITY, f64::min));
-        bandwidth.push(speeds.into_iter().fold(0.0, f64::max));
-    }
-    json!({ "name": way.name, "latency_us": latency, "bandwidth_mbps": bandwidth })
 }
 
 /// Kills the other process if this one fails.
@@ -112,19 +157,14 @@ impl Drop for Peer {
     }
 }
 
-/// One process of a turn. `WAY:MS` measures, so many milliseconds for each value, and starts the other one,
-/// which is `WAY:0:ADDRESS`. Prints, for each size, the one-way latency in microseconds and the bandwidth in
-/// Mbit/s.
+/// One process of a way. `WAY` measures once for each line of its input, and starts the other process, which
+/// is `WAY:ADDRESS`. Prints, for each size, the one-way latency in microseconds and the bandwidth in Mbit/s.
 pub(super) fn end(text: &str) -> Result<ExitCode, Failure> {
-    let words: Vec<&str> = text.splitn(3, ':').collect();
-    let way = |name| WAYS.iter().find(|way| way.name == name).ok_or_else(|| failed("no such way"));
-    match words[..] {
-        [name, slice] => {
-            let slice = Duration::from_millis(slice.parse().map_err(failed)?);
-            listen(way(name)?, slice).map_err(failed)?;
-        }
-        [name, _, to] => connect(way(name)?, to).map_err(failed)?,
-        _ => return Err(failed("WAY:MS or WAY:0:ADDRESS")),
+    let (name, to) = text.split_once(':').map_or((text, None), |(name, to)| (name, Some(to)));
+    let way = WAYS.iter().find(|way| way.name == name).ok_or_else(|| failed("no such way"))?;
+    match to {
+        None => listen(way).map_err(failed)?,
+        Some(to) => connect(way, to).map_err(failed)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -139,18 +179,18 @@ fn prepare(stream: &TcpStream, way: &Way, is_initiator: bool) -> io::Result<()> 
 
 /// Starts the other process, which connects to this address and says so.
 fn start(way: &Way, address: SocketAddr) -> io::Result<Peer> {
-    let name = format!("{}:0:{address}", way.name);
+    let name = format!("{}:{address}", way.name);
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sockets", "--measure-end", &name]).stdin(Stdio::null()).stdout(Stdio::piped());
     command.spawn().map(Peer)
 }
 
-fn listen(way: &Way, slice: Duration) -> io::Result<()> {
+fn listen(way: &Way) -> io::Result<()> {
     if let Some(device) = way.stack {
         let mut stack = Stack::new(device)?;
         let _peer = start(way, stack.listen()?)?;
         stack.accept()?;
-        return ask(&mut stack, slice);
+        return take_turns(&mut stack);
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut peer = start(way, listener.local_addr()?)?;
@@ -159,7 +199,7 @@ fn listen(way: &Way, slice: Duration) -> io::Result<()> {
     BufReader::new(output).read_line(&mut ready)?;
     let (mut stream, _) = listener.accept()?;
     prepare(&stream, way, false)?;
-    ask(&mut stream, slice)
+    take_turns(&mut stream)
 }
 
 fn connect(way: &Way, to: &str) -> io::Result<()> {
@@ -175,9 +215,20 @@ fn connect(way: &Way, to: &str) -> io::Result<()> {
     answer(&mut stream)
 }
 
-fn ask(stream: &mut (impl Read + Write), slice: Duration) -> io::Result<()> {
+/// Takes a turn for each line of the input.
+fn take_turns(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    let mut counts = [[2; 2]; SIZES.len()];
+    for line in io::stdin().lines() {
+        line?;
+        ask(stream, &mut counts)?;
+    }
+    order(stream, 0, 0, 0)
+}
+
+/// Measures all sizes. `counts` are those of the turn before, and of the next one.
+fn ask(stream: &mut (impl Read + Write), counts: &mut [[usize; 2]; SIZES.len()]) -> io::Result<()> {
     let mut buffer = vec![7; SIZES[SIZES.len() - 1]];
-    for size in SIZES {
+    for (size, [trips, windows]) in SIZES.into_iter().zip(counts) {
         let mut turn = |count: usize| -> io::Result<Duration> {
             order(stream, size, count, 1)?;
             let begin = Instant::now();
@@ -187,8 +238,8 @@ fn ask(stream: &mut (impl Read + Write), slice: Duration) -> io::Result<()> {
             }
             Ok(begin.elapsed())
         };
-        let (count, time) = calibrated(slice, &mut turn)?;
-        println!("{}", time.as_secs_f64() * 1e6 / count as f64 / 2.0);
+        let each = calibrated(trips, &mut turn)?;
+        println!("{}", each * 1e6 / 2.0);
         let mut turn = |count: usize| -> io::Result<Duration> {
             order(stream, size, count, WINDOW)?;
             let begin = Instant::now();
@@ -200,25 +251,27 @@ fn ask(stream: &mut (impl Read + Write), slice: Duration) -> io::Result<()> {
             }
             Ok(begin.elapsed())
         };
-        let (count, time) = calibrated(slice, &mut turn)?;
-        println!("{}", (count * WINDOW * size * 8) as f64 / time.as_secs_f64() / 1e6);
+        let each = calibrated(windows, &mut turn)?;
+        println!("{}", (WINDOW * size * 8) as f64 / each / 1e6);
     }
-    order(stream, 0, 0, 0)
+    Ok(())
 }
 
-/// Repeats a turn with growing counts until it takes the time that it is to take.
+/// Repeats a turn with growing counts until it takes the time that it is to take. The time of one of the
+/// count, in seconds; and the count for the next time.
 fn calibrated(
-    slice: Duration,
+    count: &mut usize,
     turn: &mut dyn FnMut(usize) -> io::Result<Duration>,
-) -> io::Result<(usize, Duration)> {
-    let mut count = 2;
+) -> io::Result<f64> {
     loop {
-        let time = turn(count)?;
-        if time >= slice / 2 || count >= 1 << 20 {
-            return Ok((count, time));
+        let used = *count;
+        let time = turn(used)?;
+        let factor = SLICE.as_secs_f64() / time.as_secs_f64().max(1e-6);
+        *count = ((used as f64 * factor.clamp(0.5, 16.0)) as usize).clamp(2, MAX_COUNT);
+        if time >= SLICE / 2 || used >= MAX_COUNT {
+            return Ok(time.as_secs_f64() / used as f64);
         }
-        let factor = slice.as_secs_f64() / time.as_secs_f64().max(1e-6);
-        count = ((count as f64 * factor.clamp(1.5, 16.0)) as usize).max(count + 1);
+        *count = (*count).max(used + 1);
     }
 }
 

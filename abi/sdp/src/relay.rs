@@ -1,0 +1,372 @@
+//! Connections that kernel calls move: those that a child of fork(2) may use, and those that the C
+//! library uses by itself (stdio, splice).
+//!
+//! The engine of a connection lives in one process and cannot be handed on. So two threads of this
+//! process copy between the connection and the pair of UNIX sockets whose other end is the program's
+//! descriptor. From then on that descriptor is an ordinary stream of the kernel, in this process, in its
+//! children, and in programs that they become. When nobody has it any more, the connection ends.
+//!
+//! A relay begins only when it has to: when a child first uses the connection, and asks this process for
+//! it, or when this process closes its last descriptor and a child may have one.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use libc::{c_int, iovec, timeval};
+use quipu_cabi::Errno;
+
+use crate::establish::{add_descriptor, all, find, remove_descriptor};
+use crate::helper;
+use crate::real;
+use crate::socket::{Phase, Socket};
+use crate::sys::{BlockedSignals, system};
+use crate::table::{self, Entry};
+
+/// Bytes that are copied at a time.
+const PART: usize = 64 << 10;
+/// How long a thread that waits for the peer does not look whether the program has gone.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two looks whether calls that began before the relay are over.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What is left of a connection in the process that has its descriptor.
+#[derive(Clone, Copy)]
+pub(crate) struct Relayed {
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+}
+
+/// This library's ends of pairs that are relayed: a child closes its copies, or it would never see an end.
+static ENDS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+/// A connection and this library's end of its pair.
+struct Relay {
+    socket: Arc<Socket>,
+    end: OwnedFd,
+    /// The program has no descriptor of it any more.
+    is_over: AtomicBool,
+}
+
+/// What a child knows of a socket of its parent.
+pub(crate) struct Lost {
+    number: u64,
+    pub(crate) names: Relayed,
+    /// Where it asks the parent for the connection; none of what cannot be relayed.
+    control: Option<RawFd>,
+}
+
+/// Held while a relay begins, and while a descriptor of a shared socket is forgotten: it is open meanwhile.
+static RELAYING: Mutex<()> = Mutex::new(());
+
+/// Keeps relays from beginning.
+pub(crate) fn relaying() -> MutexGuard<'static, ()> {
+    RELAYING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a fork needs in both processes.
+#[derive(Default)]
+pub(crate) struct Fork {
+    /// The child does not have the thread that may hold it.
+    _relaying: Option<MutexGuard<'static, ()>>,
+    /// The parent's and the child's end of the way by which the child asks.
+    control: Option<[RawFd; 2]>,
+    /// Descriptors of this library that the child closes.
+    own: Vec<RawFd>,
+    pub(crate) lost: HashMap<RawFd, Arc<Lost>>,
+}
+
+/// A fork begins.
+pub(crate) fn before_fork() -> Fork {
+    let mut fork = Fork { _relaying: Some(relaying()), ..Fork::default() };
+    for (fd, entry) in table::all() {
+        let Entry::Sdp(socket) = entry else { continue };
+        let state = socket.lock();
+        let is_whole = state.phase == Phase::Connected && !state.closed;
+        if is_whole && fork.control.is_none() {
+            fork.control = control_pair();
+        }
+        let control = fork.control.filter(|_| is_whole).map(|[_, childs]| childs);
+        socket.is_shared.fetch_or(control.is_some(), Ordering::SeqCst);
+        let names = Relayed { local: state.local, peer: state.peer };
+        fork.lost.insert(fd, Arc::new(Lost { number: socket.number, names, control }));
+    }
+    fork.own.extend(ENDS.lock().unwrap_or_else(PoisonError::into_inner).iter());
+    for socket in all() {
+        let state = socket.lock();
+        fork.own.extend(state.ready.descriptors());
+        fork.own.extend(state.parked.as_ref().map(AsRawFd::as_raw_fd));
+    }
+    fork
+}
+
+fn control_pair() -> Option<[RawFd; 2]> {
+    let mut pair = [-1; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: room for two descriptors.
+    let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) };
+    system(made).ok().map(|_| pair)
+}
+
+/// In the parent: the helper hears of what the child asks.
+pub(crate) fn in_parent(fork: Fork) {
+    let Some([own, childs]) = fork.control else { return };
+    crate::sys::close(childs);
+    if helper::serve_child(own).is_err() {
+        crate::sys::close(own);
+    }
+}
+
+/// In the child.
+pub(crate) fn in_child(fork: &Fork) {
+    let parents = fork.control.map(|[parents, _]| parents);
+    fork.own.iter().copied().chain(parents).for_each(crate::sys::close);
+}
+
+/// Answers what children ask at a descriptor: a number asks to relay that socket.
+pub(crate) fn answer(control: RawFd) {
+    let mut asked = [0_u8; 8];
+    loop {
+        let at = asked.as_mut_ptr().cast();
+        // SAFETY: room for so many bytes.
+        match system(unsafe { real::recv(control, at, asked.len(), libc::MSG_DONTWAIT) }) {
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return,
+            // The last process that may ask is gone.
+            Ok(0) | Err(_) => return crate::sys::close(control),
+            Ok(_) => {
+                let socket = find(u64::from_ne_bytes(asked));
+                let is_relayed = socket.is_some_and(|socket| relay_socket(&socket));
+                let answer = [u8::from(is_relayed)];
+                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+                // SAFETY: one byte.
+                unsafe { real::send(control, answer.as_ptr().cast(), 1, flags) };
+            }
+        }
+    }
+}
+
+/// In a child: has the parent relay the connection of a descriptor, which is a stream of the kernel then.
+///
+/// # Errors
+///
+/// ENODEV if it cannot be relayed, or the parent is gone.
+pub(crate) fn claim(fd: RawFd, lost: &Lost) -> Result<(), Errno> {
+    static ASKING: Mutex<()> = Mutex::new(());
+    let control = lost.control.ok_or(Errno::ENODEV)?;
+    let asking = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if !matches!(table::get(fd), Some(Entry::Lost(_))) {
+        return Ok(());
+    }
+    let number = lost.number.to_ne_bytes();
+    // SAFETY: as many bytes as there are.
+    let sent =
+        unsafe { real::send(control, number.as_ptr().cast(), number.len(), libc::MSG_NOSIGNAL) };
+    system(sent).map_err(|_| Errno::ENODEV)?;
+    let mut answer = [0_u8; 1];
+    // SAFETY: room for one byte.
+    while system(unsafe { real::recv(control, answer.as_mut_ptr().cast(), 1, 0) })
+        == Err(Errno::EINTR)
+    {}
+    if answer != [1] {
+        return Err(Errno::ENODEV);
+    }
+    let relayed = Arc::new(lost.names);
+    for (other, entry) in table::all() {
+        if matches!(entry, Entry::Lost(it) if it.number == lost.number) {
+            table::put(other, Entry::Relayed(Arc::clone(&relayed)));
+        }
+    }
+    drop(asking);
+    Ok(())
+}
+
+/// Relays the connection of a descriptor, which a call is about to use that this library does not serve.
+pub(crate) fn relay(fd: RawFd) {
+    match table::get(fd) {
+        Some(Entry::Sdp(socket)) => drop(relay_socket(&socket)),
+        Some(Entry::Lost(lost)) => drop(claim(fd, &lost)),
+        _ => {}
+    }
+}
+
+/// Relays a connection. Whether it is relayed now.
+fn relay_socket(socket: &Arc<Socket>) -> bool {
+    if socket.is_relayed.load(Ordering::SeqCst) {
+        return true;
+    }
+    let _relaying = relaying();
+    let is_same = |entry: &Entry| matches!(entry, Entry::Sdp(it) if it.number == socket.number);
+    let all = table::all().into_iter().filter(|(_, entry)| is_same(entry));
+    let fds: Vec<RawFd> = all.map(|(fd, _)| fd).collect();
+    fds.first().is_some_and(|&first| begin(socket, first, &fds).is_ok())
+}
+
+/// The program is about to close its last descriptor of a connection that a child may have, too. The caller
+/// holds [`relaying`].
+pub(crate) fn leave_to_children(socket: &Arc<Socket>, fd: RawFd) {
+    // Without a relay it ends now.
+    let _ = begin(socket, fd, &[]);
+}
+
+/// Begins to relay a connection. `first` is a descriptor of the program, and `fds` are those that are
+/// relayed from now on.
+fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result<(), Errno> {
+    let mut state = socket.lock();
+    let is_whole = state.link.as_ref().is_some_and(|link| link.failure().is_none());
+    if state.phase != Phase::Connected || state.closed || !is_whole {
+        return Err(Errno::ENOTCONN);
+    }
+    let has_shut = state.link.as_ref().is_some_and(|link| link.connection.has_shut_write());
+    let end = state.ready.hand_over(first).ok_or(Errno::ENOTCONN)?;
+    for (limit, name) in [
+        (state.options.receive_timeout, libc::SO_RCVTIMEO),
+        (state.options.send_timeout, libc::SO_SNDTIMEO),
+    ] {
+        if let Some(limit) = limit {
+            set_timeout(first, name, limit);
+        }
+    }
+    state.options.receive_timeout = Some(PATIENCE);
+    state.options.send_timeout = None;
+    let relayed = Arc::new(Relayed { local: state.local, peer: state.peer });
+    drop(state);
+    if has_shut {
+        // SAFETY: shutdown(2).
+        unsafe { real::shutdown(first, libc::SHUT_WR) };
+    }
+    socket.nonblocking.store(false, Ordering::Relaxed);
+    socket.is_relayed.store(true, Ordering::SeqCst);
+    // The relay holds the connection when the program's descriptors stand for something else.
+    add_descriptor(socket);
+    for &fd in fds {
+        table::put(fd, Entry::Relayed(Arc::clone(&relayed)));
+    }
+    ENDS.lock().unwrap_or_else(PoisonError::into_inner).push(end.as_raw_fd());
+    let relay = Relay { socket: Arc::clone(socket), end, is_over: AtomicBool::new(false) };
+    start(Arc::new(relay))
+}
+
+fn set_timeout(fd: RawFd, name: c_int, limit: Duration) {
+    let micros = libc::suseconds_t::from(limit.subsec_micros());
+    let time = timeval { tv_sec: limit.as_secs() as libc::time_t, tv_usec: micros };
+    let len = size_of::<timeval>() as libc::socklen_t;
+    // SAFETY: a value of that length.
+    unsafe { real::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const time).cast(), len) };
+}
+
+/// Starts the threads. They get none of the program's signals.
+fn start(relay: Arc<Relay>) -> Result<(), Errno> {
+    let signals = BlockedSignals::new();
+    let other = Arc::clone(&relay);
+    let begun = thread::Builder::new().name("quipu-sdp-in".into()).spawn(move || other.receive());
+    let both = begun.and_then(|_| {
+        let other = Arc::clone(&relay);
+        thread::Builder::new().name("quipu-sdp-out".into()).spawn(move || other.send())
+    });
+    drop(signals);
+    both.map(drop).map_err(|_| {
+        relay.finish();
+        Errno::EAGAIN
+    })
+}
+
+fn piece(memory: &mut [u8]) -> [iovec; 1] {
+    [iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() }]
+}
+
+impl Relay {
+    /// Waits until calls are over that began before: what they take comes before what is relayed.
+    fn wait_for_calls(&self) {
+        while self.socket.calls.load(Ordering::SeqCst) > 0 && !self.is_over.load(Ordering::Acquire)
+        {
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn shut(&self, how: c_int) {
+        // SAFETY: shutdown(2).
+        unsafe { real::shutdown(self.end.as_raw_fd(), how) };
+    }
+
+    /// Copies what the peer sends.
+    fn receive(&self) {
+        self.wait_for_calls();
+        let mut memory = vec![0; PART];
+        while !self.is_over.load(Ordering::Acquire) {
+            match self.socket.receive(&piece(&mut memory), 0) {
+                Ok(0) => return self.shut(libc::SHUT_WR),
+                Ok(count) if !self.pass_on(&memory[..count]) => return,
+                Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(_) => return self.shut(libc::SHUT_RDWR),
+            }
+        }
+    }
+
+    /// Writes to the pair. False when nobody reads there any more.
+    fn pass_on(&self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            let (fd, at) = (self.end.as_raw_fd(), bytes.as_ptr().cast());
+            // SAFETY: as many bytes as there are.
+            let sent = unsafe { real::send(fd, at, bytes.len(), libc::MSG_NOSIGNAL) };
+            match system(sent) {
+                Ok(sent) => bytes = &bytes[sent as usize..],
+                Err(Errno::EINTR) => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Copies what the program and its children send, and ends the connection when they have closed it.
+    fn send(&self) {
+        self.wait_for_calls();
+        let mut memory = vec![0; PART];
+        loop {
+            let (fd, at) = (self.end.as_raw_fd(), memory.as_mut_ptr().cast());
+            // SAFETY: room for so many bytes.
+            match system(unsafe { real::read(fd, at, PART) }) {
+                Ok(0) => break,
+                Ok(count) if !self.send_all(&mut memory[..count as usize]) => {
+                    self.shut(libc::SHUT_RD);
+                    break;
+                }
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(_) => break,
+            }
+        }
+        let _ = self.socket.shut_down(libc::SHUT_WR);
+        self.wait_for_hang_up();
+        self.finish();
+    }
+
+    fn send_all(&self, mut bytes: &mut [u8]) -> bool {
+        while !bytes.is_empty() {
+            match self.socket.send(&piece(bytes), libc::MSG_NOSIGNAL) {
+                Ok(count) => bytes = &mut bytes[count..],
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Waits until no process has a descriptor of the program's end.
+    fn wait_for_hang_up(&self) {
+        let mut entry = libc::pollfd { fd: self.end.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one live entry.
+        while unsafe { real::poll(&raw mut entry, 1, -1) } < 0 && Errno::last() == Errno::EINTR {}
+    }
+
+    fn finish(&self) {
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            let end = self.end.as_raw_fd();
+            ENDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|&fd| fd != end);
+            remove_descriptor(&self.socket);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+/* A sockets program that knows nothing of SDP: a server that sends back what comes, in several ways, and a client
+ * that checks it. `serve WAY PORT`. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CLIENTS 3
+#define TOTAL 300000
+
+static const char *way;
+
+#define CHECK(what)                                                                                \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            fprintf(stderr, "%s: line %d: %s: %s\n", way, __LINE__, #what, strerror(errno));       \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static int is(const char *name) { return strcmp(way, name) == 0; }
+
+static void serve_plain(int fd)
+{
+    char buffer[7000];
+    ssize_t len;
+    while ((len = read(fd, buffer, sizeof buffer)) > 0)
+        for (ssize_t sent = 0, more; sent < len; sent += more)
+            CHECK((more = write(fd, buffer + sent, len - sent)) > 0);
+    CHECK(len == 0);
+}
+
+static void serve_stdio(int fd)
+{
+    FILE *in = fdopen(dup(fd), "r"), *out = fdopen(fd, "w");
+    int c;
+    CHECK(in && out);
+    while ((c = getc(in)) != EOF)
+        CHECK(putc(c, out) != EOF);
+    CHECK(fclose(out) == 0 && fclose(in) == 0);
+}
+
+static void serve_many(int fd)
+{
+    static char buffer[2][5000];
+    struct iovec pieces[2];
+    struct mmsghdr list[2];
+    memset(list, 0, sizeof list);
+    for (;;) {
+        for (int i = 0; i < 2; i++) {
+            pieces[i] = (struct iovec){buffer[i], sizeof buffer[i]};
+            list[i].msg_hdr.msg_iov = &pieces[i];
+            list[i].msg_hdr.msg_iovlen = 1;
+        }
+        int count = recvmmsg(fd, list, 2, MSG_WAITFORONE, NULL);
+        CHECK(count >= 1);
+        int filled = 0;
+        while (filled < count && list[filled].msg_len > 0) {
+            pieces[filled].iov_len = list[filled].msg_len;
+            filled++;
+        }
+        if (filled > 0)
+            CHECK(sendmmsg(fd, list, filled, 0) == filled);
+        if (filled < count)
+            return;
+    }
+}
+
+static void serve_splice(int fd)
+{
+    int pipes[2];
+    ssize_t len;
+    CHECK(pipe(pipes) == 0);
+    while ((len = splice(fd, NULL, pipes[1], NULL, 30000, 0)) > 0)
+        while (len > 0) {
+            ssize_t more = splice(pipes[0], NULL, fd, NULL, len, 0);
+            CHECK(more > 0);
+            len -= more;
+        }
+    CHECK(len == 0);
+}
+
+static void serve(int fd)
+{
+    struct sockaddr_in peer;
+    socklen_t len = sizeof peer;
+    CHECK(getpeername(fd, (struct sockaddr *)&peer, &len) == 0);
+    CHECK(peer.sin_family == AF_INET && peer.sin_addr.s_addr == htonl(INADDR_LOOPBACK));
+    if (is("stdio"))
+        serve_stdio(fd);
+    else if (is("many"))
+        serve_many(fd);
+    else if (is("splice"))
+        serve_splice(fd);
+    else
+        serve_plain(fd);
+}
+
+static void server(int listener)
+{
+    for (int i = 0; i < CLIENTS; i++) {
+        int fd = accept(listener, NULL, NULL);
+        CHECK(fd >= 0);
+        if (is("fork") || is("keep") || is("late")) {
+            pid_t child = fork();
+            CHECK(child >= 0);
+            if (child == 0) {
+                close(listener);
+                /* The parent has closed its descriptor by now. */
+                if (is("late"))
+                    usleep(200000);
+                serve(fd);
+                _exit(0);
+            }
+            if (is("keep"))
+                CHECK(waitpid(child, NULL, 0) == child);
+        } else {
+            serve(fd);
+        }
+        close(fd);
+    }
+    while (wait(NULL) > 0)
+        ;
+}
+
+static void client(struct sockaddr_in to)
+{
+    static unsigned char out[TOTAL], in[TOTAL + 1];
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    size_t got = 0;
+    ssize_t len;
+    CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    for (size_t at = 0; at < TOTAL; at++)
+        out[at] = (unsigned char)((at * 2654435761u) >> 24);
+    for (size_t sent = 0; sent < TOTAL; sent += len)
+        CHECK((len = write(fd, out + sent, TOTAL - sent)) > 0);
+    CHECK(shutdown(fd, SHUT_WR) == 0);
+    while ((len = read(fd, in + got, sizeof in - got)) > 0)
+        got += len;
+    CHECK(len == 0 && got == TOTAL && memcmp(in, out, TOTAL) == 0);
+    close(fd);
+}
+
+int main(int argc, char **argv)
+{
+    int ready[2];
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    way = argc == 3 ? argv[1] : "?";
+    CHECK(argc == 3 && pipe(ready) == 0);
+    at.sin_port = htons(atoi(argv[2]));
+    alarm(60);
+    /* Before there is any socket: the client's are its own. */
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char byte;
+        alarm(60);
+        CHECK(read(ready[0], &byte, 1) == 1);
+        for (int i = 0; i < CLIENTS; i++)
+            client(at);
+        exit(0);
+    }
+    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1, status;
+    CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
+    CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 5) == 0);
+    CHECK(write(ready[1], "", 1) == 1);
+    server(listener);
+    CHECK(waitpid(child, &status, 0) < 0 || status == 0);
+    printf("done\n");
+    return 0;
+}
