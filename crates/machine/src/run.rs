@@ -117,8 +117,8 @@ pub struct Curve {
     pub lost: u64,
 }
 
-/// Runs a plan, warm-up and sample, and notes after each `step` what the machine's programs have received. The
-/// last step may be cut off.
+/// Runs a plan, warm-up and sample, and notes after each `step` what the machine's programs have received.
+/// The last step may be cut off.
 ///
 /// # Errors
 /// As [`run`]; and for a plan whose NIC runs no sockets.

@@ -1,4 +1,4 @@
-//! Step V4 of the ladder: the simulated hosts' TCP against that of ns-3, on the same path with the same losses.
+//! Step V4 of the ladder: the simulated hosts' TCP and that of ns-3, on the same path with the same losses.
 //!
 //! ns-3 is a network simulator that nobody of this project wrote. `ns3/bulk.cc` is our program for it. This
 //! module says what to compile and to run, runs our own TCP, and compares; the caller runs the programs.
