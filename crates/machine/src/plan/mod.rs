@@ -275,8 +275,8 @@ pub struct LinkPlan {
     pub delay: Span,
     /// Frames lost of a million.
     pub loss_ppm: u32,
-    /// Numbers, from 1, of frames that are lost. Frames that carry an IP packet of `mtu` bytes count, those of all
-    /// links together.
+    /// Numbers, from 1, of frames that are lost. Frames that carry an IP packet of `mtu` bytes count, those
+    /// of all links together.
     pub drops: Vec<u32>,
     /// What a frame takes.
     pub framing: Framing,

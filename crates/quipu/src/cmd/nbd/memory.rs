@@ -12,8 +12,8 @@ use super::disk::{Disk, Give, Take};
 const PIECE: usize = 256 << 10;
 
 /// Where a piece begins in a page. Copies are slow on AMD processors where the target is 1 to 31 bytes
-/// further into its page than the source (`crates/mem`, `copy`). Registered memory begins with a page, and the
-/// heap puts long blocks 16 bytes after the beginning of one: from here both are far, in both directions.
+/// further into its page than the source (`crates/mem`, `copy`). Registered memory begins with a page, and
+/// the heap puts long blocks 16 bytes after the beginning of one: from here both are far, in both directions.
 const START: usize = 2048;
 const PAGE: usize = 4096;
 
