@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::c_int;
-use quipu::am::{Config, Port};
+use quipu::am::{Config, Port, Transport};
 use quipu::{Access, Device, VouchedRegion};
 use quipu_cabi::entry;
 use quipu_mem::Vouched;
@@ -71,7 +71,7 @@ pub(crate) fn port() -> Outcome<(Port, quipu::Key)> {
 
 fn open() -> Result<Opened, quipu::am::Error> {
     let device = Device::from_env()?;
-    let port = Port::open(&device, Config::default())?;
+    let port = Port::open_over(&device, Config::default(), Transport::from_env()?)?;
     let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
     // SAFETY: the memory is on demand: the adapter looks whether pages are there before it touches
     // them, and touches only what the program names in a message as its source.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use quipu::am::{self, Arg, Bundle, Endpoint, Kind, Message, Mode, Name, Port, Tag};
 use quipu::{Device, Error};
@@ -77,7 +78,8 @@ impl Link {
     pub(crate) fn open(job: &Job) -> Result<Self, String> {
         let text = |error: am::Error| error.to_string();
         let device = Device::from_env().map_err(|error: Error| error.to_string())?;
-        let port = Port::open(&device, am::Config::default()).map_err(text)?;
+        let transport = am::Transport::from_env().map_err(|error: Error| error.to_string())?;
+        let port = Port::open_over(&device, am::Config::default(), transport).map_err(text)?;
         let bundle = port.bundle(Mode::Sequential);
         let endpoint = bundle.endpoint().map_err(text)?;
         let own = endpoint.name().map_err(text)?;
@@ -118,13 +120,18 @@ impl Link {
         self.endpoint.set_handler(REPLY.into(), move |message| books.handle_reply(message))
     }
 
-    /// Makes progress: runs what other processes have sent.
-    pub(crate) fn poll(&self) -> Result<(), String> {
-        self.bundle.poll().map_err(|error| error.to_string())?;
+    /// Makes progress: runs what other processes have sent. How many handlers have run.
+    pub(crate) fn poll(&self) -> Result<usize, String> {
+        let ran = self.bundle.poll().map_err(|error| error.to_string())?;
         match self.books.failure.lock().map(|mut failure| failure.take()) {
             Ok(Some(why)) => Err(why),
-            _ => Ok(()),
+            _ => Ok(ran),
         }
+    }
+
+    /// Sleeps until a message may have come, or `most` is over.
+    pub(crate) fn sleep(&self, most: Duration) -> Result<(), String> {
+        self.bundle.sleep(most).map_err(|error| error.to_string())
     }
 
     fn send(&self, to: u32, args: &[Arg], payload: &[u8]) -> Result<(), String> {

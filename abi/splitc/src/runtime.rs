@@ -20,6 +20,11 @@ const MAX_PROCS: usize = 1 << 16;
 const HEAP_MB: usize = 1024;
 /// Looks at a condition before the processor is given to others.
 const SPINS: u32 = 2000;
+/// Time without a message after which a process that waits sleeps.
+const IDLE: Duration = Duration::from_millis(5);
+/// The longest sleep: while flags in mapped memory may change, and otherwise.
+const NEAR_NAP: Duration = Duration::from_micros(50);
+const FAR_NAP: Duration = Duration::from_millis(10);
 
 /// What the header sees: the structure `quipu_sc_state`.
 #[repr(C)]
@@ -46,6 +51,8 @@ pub(crate) struct Runtime {
     job: Job,
     /// The memory of some process is not mapped.
     has_far: bool,
+    /// The memory of another process is mapped.
+    has_near: bool,
     /// Barriers so far, and collective calls that show something.
     pub(crate) epoch: Cell<u64>,
     pub(crate) shows: Cell<u64>,
@@ -114,6 +121,7 @@ pub(crate) fn start() -> Result<*const State, String> {
         link = Some(Link::open(&job)?);
     }
     let has_far = windows[..procs].iter().any(|window| window.is_null());
+    let has_near = windows[..procs].iter().filter(|window| !window.is_null()).count() > 1;
     let log = procs.is_power_of_two().then(|| procs.ilog2() as c_int);
     let state = State {
         me: job.rank() as c_int,
@@ -134,6 +142,7 @@ pub(crate) fn start() -> Result<*const State, String> {
         link,
         job,
         has_far,
+        has_near,
         epoch: Cell::new(0),
         shows: Cell::new(0),
         polling: Cell::new(false),
@@ -151,6 +160,42 @@ fn heap_len() -> Result<usize, String> {
         format!("QUIPU_SPLITC_HEAP is {value:?}, which is no number of megabytes from 1 to 1048576")
     })?;
     Ok(megabytes << 20)
+}
+
+/// What a process that waits does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Spin,
+    Yield,
+    Sleep,
+}
+
+/// How long a process has waited without a message.
+#[derive(Debug, Default)]
+struct Idle {
+    spins: u32,
+    since: Option<Duration>,
+}
+
+impl Idle {
+    /// Whether it has waited for longer than a barrier takes.
+    fn is_long(&self) -> bool {
+        self.spins >= SPINS
+    }
+
+    /// The next step, at a time of any clock. Where no flag in mapped memory may change, a message ends the
+    /// sleep at once, and on a busy machine sooner than the processor comes back to one that yields.
+    fn next_step(&mut self, now: Duration, has_near: bool) -> Step {
+        if self.spins < SPINS {
+            self.spins += 1;
+            return Step::Spin;
+        }
+        if !has_near {
+            return Step::Sleep;
+        }
+        let since = *self.since.get_or_insert(now);
+        if now.saturating_sub(since) > IDLE { Step::Sleep } else { Step::Yield }
+    }
 }
 
 impl Runtime {
@@ -178,18 +223,16 @@ impl Runtime {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Runs what other processes have sent.
-    pub(crate) fn poll(&self) {
+    /// Runs what other processes have sent; how many handlers that were.
+    pub(crate) fn poll(&self) -> usize {
         self.state.budget.set(BUDGET);
-        let Some(link) = &self.link else { return };
+        let Some(link) = &self.link else { return 0 };
         if self.polling.replace(true) {
-            return;
+            return 0;
         }
         let polled = link.poll();
         self.polling.set(false);
-        if let Err(why) = polled {
-            fail(&why);
-        }
+        polled.unwrap_or_else(|why| fail(&why))
     }
 
     /// Polls now and then: what a barrier costs must not be what a poll costs.
@@ -217,30 +260,31 @@ impl Runtime {
         }
     }
 
-    /// Polls until a condition holds.
+    /// Polls until a condition holds. A process that answers others meanwhile stays awake; one that gets no
+    /// message sleeps until the next one comes.
     pub(crate) fn wait_until(&self, mut holds: impl FnMut() -> bool) {
-        let mut spins = 0u32;
-        let mut since = None;
+        let mut idle = Idle::default();
         while !holds() {
-            spins += 1;
-            // Far messages need a poll each time; flags in memory come by themselves, and polls that are rare
-            // cost the more.
-            if self.has_far {
-                self.poll();
-            }
-            if spins < SPINS {
-                std::hint::spin_loop();
+            // Messages need a poll each time. Flags in memory come by themselves, and rare polls make a
+            // barrier cheap.
+            if (self.has_far || idle.is_long()) && self.poll() > 0 {
+                idle = Idle::default();
                 continue;
             }
-            if !self.has_far {
-                self.poll();
+            match idle.next_step(self.began.elapsed(), self.has_near) {
+                Step::Spin => std::hint::spin_loop(),
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep => self.sleep(),
             }
-            let began = *since.get_or_insert_with(Instant::now);
-            if began.elapsed() > Duration::from_millis(5) {
-                std::thread::sleep(Duration::from_micros(50));
-            } else {
-                std::thread::yield_now();
-            }
+        }
+    }
+
+    /// Sleeps until a message may have come. Flags in mapped memory wake nobody.
+    fn sleep(&self) {
+        let most = if self.has_near { NEAR_NAP } else { FAR_NAP };
+        match &self.link {
+            Some(link) => link.sleep(most).unwrap_or_else(|why| fail(&why)),
+            None => std::thread::sleep(most),
         }
     }
 
@@ -272,5 +316,25 @@ impl Runtime {
     pub(crate) fn leave(&self) {
         let left = self.job.barrier().and_then(|()| self.job.leave());
         left.unwrap_or_else(|error| eprintln!("split-c: the job is over, but {error}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_sleeps_only_after_a_while_without_messages() {
+        let mut idle = Idle::default();
+        let at = |ms| Duration::from_millis(ms);
+        for _ in 0..SPINS {
+            assert!(!idle.is_long());
+            assert_eq!(idle.next_step(at(0), true), Step::Spin);
+        }
+        assert!(idle.is_long());
+        assert_eq!(idle.next_step(at(7), true), Step::Yield);
+        assert_eq!(idle.next_step(at(12), true), Step::Yield);
+        assert_eq!(idle.next_step(at(13), true), Step::Sleep);
+        assert_eq!(idle.next_step(at(13), false), Step::Sleep);
     }
 }

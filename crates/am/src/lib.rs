@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `core` | the engine: requests, deliveries, replies, connections, credits |
 //! | [`fabric`] | what it needs of queue pairs |
+//! | [`datagram`] | reliable connections over datagrams, as such queue pairs |
 //! | [`message`] | messages as bytes |
 //! | `conn`, `endpoint`, `records` | state: of connections, of endpoints, of requests under way |
 //! | [`name`] | names of endpoints |
@@ -47,6 +48,7 @@
 
 mod conn;
 mod core;
+pub mod datagram;
 mod endpoint;
 pub mod fabric;
 pub mod message;

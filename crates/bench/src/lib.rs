@@ -56,6 +56,9 @@ pub struct Options {
     /// Measure network block devices instead, over queue pairs, sockets, and servers of others.
     #[arg(long)]
     pub nbd: bool,
+    /// Measure Active Messages and Split-C instead, each value next to its target.
+    #[arg(long)]
+    pub am: bool,
     /// Write results.json, results.txt, plot.svg and qpip.svg into this folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use quipu_mem::{
     Access, Bind, Key, Mappings, Nothing, RegionInfo, ReregisterError, Reregistration, Segment,
-    Vouched, WindowType, Withdrawn,
+    Sge, Span, Vouched, WindowType, Withdrawn,
 };
 
 use crate::adapter::{Adapter, Alarm, Hub, Mr, Mw, Pd, Srq};
@@ -110,6 +110,56 @@ impl<P: Probe> Adapter<P> {
         self.hub.pd(pd)?;
         let key = self.hub.regions.register_vouched(pd_number(pd), memory)?;
         self.adopt_region(pd, key)
+    }
+
+    /// Copies memory of a region: with the rights of own requests, or of a peer.
+    ///
+    /// # Errors
+    /// No such region of the domain, a range outside of it, or no right.
+    pub fn read_region(
+        &self,
+        pd: PdId,
+        (key, addr): (Key, u64),
+        is_peer: bool,
+        out: &mut [u8],
+    ) -> Result<(), Fault> {
+        self.span(pd, (key, addr, out.len()), is_peer, false)?.read_into(0, out);
+        Ok(())
+    }
+
+    /// Writes to memory of a region: with the rights of own requests, or of a peer.
+    ///
+    /// # Errors
+    /// As [`read_region`](Self::read_region).
+    pub fn write_region(
+        &self,
+        pd: PdId,
+        (key, addr): (Key, u64),
+        is_peer: bool,
+        bytes: &[u8],
+    ) -> Result<(), Fault> {
+        self.span(pd, (key, addr, bytes.len()), is_peer, true)?.write_from(0, bytes);
+        Ok(())
+    }
+
+    /// A checked range of a region.
+    fn span(
+        &self,
+        pd: PdId,
+        (key, addr, len): (Key, u64, usize),
+        is_peer: bool,
+        is_write: bool,
+    ) -> Result<Span<'_>, Fault> {
+        const REFUSED: Fault =
+            Fault::Invalid("the range is in no region of the domain that allows the access");
+        let len = u32::try_from(len).map_err(|_| REFUSED)?;
+        let span = if is_peer {
+            let need = if is_write { Access::REMOTE_WRITE } else { Access::REMOTE_READ };
+            self.hub.regions.remote(pd_number(pd), 0, key, addr, len.into(), need)
+        } else {
+            self.hub.regions.local(pd_number(pd), &Sge { addr, len, lkey: key }, is_write)
+        };
+        span.map_err(|_| REFUSED)
     }
 
     /// Makes a region that reads as zeros and forgets what is written to it (`ibv_alloc_null_mr`).

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use quipu::am::{
     Bundle, CallError, Category, Config, Endpoint, Error, Kind, Message, Mode, Operation, Port,
-    Status, Tag,
+    Status, Tag, Transport,
 };
 use quipu::{Access, Device, SameHost};
 
@@ -26,12 +26,17 @@ impl End {
     }
 
     fn with(config: Config, same_host: SameHost) -> Self {
+        Self::over(config, same_host, Transport::Reliable)
+    }
+
+    fn over(config: Config, same_host: SameHost, transport: Transport) -> Self {
         let device = quipu::Config {
             address: Some("127.0.0.1".parse().unwrap()),
             same_host,
             ..quipu::Config::default()
         };
-        let port = Port::open(&Device::open(device).unwrap(), config).unwrap();
+        let device = Device::open(device).unwrap();
+        let port = Port::open_over(&device, config, transport).unwrap();
         let bundle = port.bundle(Mode::Sequential);
         let endpoint = bundle.endpoint().unwrap();
         endpoint.set_tag(TAG).unwrap();
@@ -43,7 +48,14 @@ impl End {
     }
 
     fn pair_by(same_host: SameHost) -> [Self; 2] {
-        let ends = [(); 2].map(|()| Self::with(Config::default(), same_host));
+        Self::mapped([(); 2].map(|()| Self::with(Config::default(), same_host)))
+    }
+
+    fn pair_over(transport: Transport) -> [Self; 2] {
+        Self::mapped([(); 2].map(|()| Self::over(Config::default(), SameHost::Auto, transport)))
+    }
+
+    fn mapped(ends: [Self; 2]) -> [Self; 2] {
         ends[0].endpoint.map(0, ends[1].endpoint.name().unwrap(), TAG).unwrap();
         ends[1].endpoint.map(0, ends[0].endpoint.name().unwrap(), TAG).unwrap();
         ends
@@ -87,7 +99,15 @@ fn note<T: Send + 'static>(
 
 #[test]
 fn a_request_is_replied_to_with_all_numbers_of_arguments() {
-    let ends = End::pair();
+    check_arguments(&End::pair());
+}
+
+#[test]
+fn a_request_over_datagrams_is_replied_to_with_all_numbers_of_arguments() {
+    check_arguments(&End::pair_over(Transport::Datagrams));
+}
+
+fn check_arguments(ends: &[End; 2]) {
     let got = Arc::default();
     ends[1]
         .endpoint
@@ -100,8 +120,8 @@ fn a_request_is_replied_to_with_all_numbers_of_arguments() {
     ends[0].endpoint.set_handler(2, note(&got, |message| message.args().to_vec())).unwrap();
     for count in 0..=16 {
         let args: Vec<i32> = (0..count).map(|arg| 1000 - arg).collect();
-        send(&ends, || ends[0].endpoint.try_request(0, 1, &args));
-        until(&ends, || got.lock().unwrap().len() > count as usize);
+        send(ends, || ends[0].endpoint.try_request(0, 1, &args));
+        until(ends, || got.lock().unwrap().len() > count as usize);
         let doubled: Vec<i32> = (0..count).map(|arg| 2 * (1000 - arg)).collect();
         assert_eq!(got.lock().unwrap()[count as usize], doubled);
     }
@@ -113,7 +133,15 @@ fn a_request_is_replied_to_with_all_numbers_of_arguments() {
 
 #[test]
 fn medium_messages_of_all_sizes_arrive_both_ways() {
-    let ends = End::pair();
+    check_medium(&End::pair());
+}
+
+#[test]
+fn medium_messages_of_all_sizes_arrive_both_ways_over_datagrams() {
+    check_medium(&End::pair_over(Transport::Datagrams));
+}
+
+fn check_medium(ends: &[End; 2]) {
     let got = Arc::default();
     ends[1]
         .endpoint
@@ -129,9 +157,9 @@ fn medium_messages_of_all_sizes_arrive_both_ways() {
     for round in 0..40 {
         let size = sizes[round % sizes.len()];
         let mut bytes: Vec<u8> = (0..size).map(|at| (at * 7 + round) as u8).collect();
-        send(&ends, || ends[0].endpoint.try_request_medium(0, 1, &[round as i32], &bytes));
+        send(ends, || ends[0].endpoint.try_request_medium(0, 1, &[round as i32], &bytes));
         let sent = std::mem::replace(&mut bytes, vec![0; size]);
-        until(&ends, || got.lock().unwrap().len() > round);
+        until(ends, || got.lock().unwrap().len() > round);
         let (arg, mut back) = got.lock().unwrap()[round].clone();
         back.reverse();
         assert_eq!((arg, back == sent), (round as i32, true), "{size} bytes");
@@ -143,7 +171,50 @@ fn medium_messages_of_all_sizes_arrive_both_ways() {
 
 #[test]
 fn bulk_messages_go_into_segments_and_gets_come_out_of_them() {
-    let ends = End::pair();
+    check_bulk(&End::pair());
+}
+
+#[test]
+fn bulk_messages_go_into_segments_and_gets_come_out_of_them_over_datagrams() {
+    check_bulk(&End::pair_over(Transport::Datagrams));
+}
+
+#[test]
+fn a_process_that_is_gone_is_noticed_over_datagrams_and_one_that_computes_is_not_lost() {
+    let config = Config { give_up_ns: 1_000_000_000, ..Config::default() };
+    let [a, b] = [(); 2].map(|()| End::over(config.clone(), SameHost::Auto, Transport::Datagrams));
+    a.endpoint.map(0, b.endpoint.name().unwrap(), TAG).unwrap();
+    let (got, back) = (Arc::default(), Arc::default());
+    b.endpoint.set_handler(1, |message| message.reply(2, &[]).unwrap()).unwrap();
+    a.endpoint.set_handler(2, note(&got, |_| ())).unwrap();
+    let why = |message: &mut Message<'_>| match message.kind() {
+        Kind::Returned { status, .. } => status,
+        other => panic!("{other:?}"),
+    };
+    a.endpoint.set_handler(0, note(&back, why)).unwrap();
+    let ends = [a, b];
+    send(&ends, || ends[0].endpoint.try_request(0, 1, &[]));
+    until(&ends, || got.lock().unwrap().len() == 1);
+    // The other one computes for longer than a silent peer is waited for.
+    send(&ends, || ends[0].endpoint.try_request(0, 1, &[]));
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(2500) {
+        ends[0].bundle.poll().unwrap();
+    }
+    until(&ends, || got.lock().unwrap().len() == 2);
+    let [a, b] = ends;
+    // It ends without a word only if its process dies; here it says so.
+    drop((b.endpoint, b.bundle, b.port));
+    let began = Instant::now();
+    while back.lock().unwrap().is_empty() {
+        assert!(began.elapsed() < PATIENCE);
+        let _ = a.endpoint.try_request(0, 1, &[]);
+        a.bundle.poll().unwrap();
+    }
+    assert!(back.lock().unwrap().iter().all(|status| *status == Status::Unreachable));
+}
+
+fn check_bulk(ends: &[End; 2]) {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     let memory =
         [0, 1].map(|end: usize| ends[end].port.domain().register(1 << 20, access).unwrap());
@@ -172,14 +243,14 @@ fn bulk_messages_go_into_segments_and_gets_come_out_of_them() {
 
     memory[0].write(1 << 19, b"a long way").unwrap();
     let source = memory[0].sge(1 << 19, 10).unwrap();
-    send(&ends, || ends[0].endpoint.try_request_bulk(0, 1, &[], source, 1000));
-    until(&ends, || got.lock().unwrap().len() == 1);
+    send(ends, || ends[0].endpoint.try_request_bulk(0, 1, &[], source, 1000));
+    until(ends, || got.lock().unwrap().len() == 1);
     assert_eq!(memory[1].to_vec(1000, 10).unwrap(), b"a long way");
     assert_eq!(memory[0].to_vec(77, 5).unwrap(), b"reply");
     assert_eq!(got.lock().unwrap()[0], (vec![1000, 10], 77));
 
-    send(&ends, || ends[0].endpoint.try_get(0, 1002, (5, 4), (3, &[9])));
-    until(&ends, || got.lock().unwrap().len() == 2);
+    send(ends, || ends[0].endpoint.try_get(0, 1002, (5, 4), (3, &[9])));
+    until(ends, || got.lock().unwrap().len() == 2);
     assert_eq!(
         (memory[0].to_vec(5, 4).unwrap(), got.lock().unwrap()[1].clone()),
         (b"long".to_vec(), (vec![9], 5))
@@ -188,15 +259,15 @@ fn bulk_messages_go_into_segments_and_gets_come_out_of_them() {
     let request = Operation::Request(Category::Bulk);
     let end = 1 << 19;
     for (offset, status) in [(end - 9, Status::BadLength), (end + 1, Status::BadSegmentOffset)] {
-        send(&ends, || ends[0].endpoint.try_request_bulk(0, 1, &[], source, offset));
-        send(&ends, || ends[0].endpoint.try_get(0, offset, (0, 10), (3, &[])));
-        until(&ends, || back.lock().unwrap().len() == 2);
+        send(ends, || ends[0].endpoint.try_request_bulk(0, 1, &[], source, offset));
+        send(ends, || ends[0].endpoint.try_get(0, offset, (0, 10), (3, &[])));
+        until(ends, || back.lock().unwrap().len() == 2);
         let came = std::mem::take(&mut *back.lock().unwrap());
         assert_eq!(came, [(status, request), (status, Operation::Get)]);
     }
     ends[1].endpoint.set_segment(None).unwrap();
     let gone = Arc::new(AtomicU32::new(0));
-    until(&ends, || {
+    until(ends, || {
         let _ = ends[0].endpoint.try_request_bulk(0, 1, &[], source, 0);
         let came = std::mem::take(&mut *back.lock().unwrap());
         gone.fetch_add(came.len() as u32, Ordering::Relaxed);

@@ -81,6 +81,38 @@ impl Engine {
         Ok(region)
     }
 
+    /// Copies memory of a region: with the rights of own requests, or of a peer. For protocols that place
+    /// bytes themselves.
+    ///
+    /// # Errors
+    ///
+    /// No such region of the domain, a range outside of it, no right, or the adapter is that of another
+    /// process.
+    pub fn read_region(
+        &self,
+        pd: PdId,
+        place: (Key, u64),
+        is_peer: bool,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.read_region(pd, place, is_peer, out)?)
+    }
+
+    /// Writes to memory of a region: with the rights of own requests, or of a peer.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_region`](Self::read_region).
+    pub fn write_region(
+        &self,
+        pd: PdId,
+        place: (Key, u64),
+        is_peer: bool,
+        bytes: &[u8],
+    ) -> Result<(), EngineError> {
+        Ok(self.enter()?.adapter.write_region(pd, place, is_peer, bytes)?)
+    }
+
     /// Makes a region that reads as zeros and forgets what is written to it.
     ///
     /// # Errors

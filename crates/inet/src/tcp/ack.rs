@@ -169,7 +169,7 @@ impl Connection {
         if left < right && right <= nxt && left >= FIRST && (right <= ack.ack || within) {
             news.duplicate = true;
             self.rack.was_hasty(una, nxt);
-            self.rack.note_late(ack.now, left, right);
+            self.rack.note_duplicate(ack.now, left, right);
             if self.rack.probe_repeats && self.rack.probe_end == right {
                 // RFC 8985 7.4.2: the probe was not needed.
                 self.rack.probe_end = 0;
@@ -243,6 +243,7 @@ impl Connection {
             if self.queue.lose_until(now.saturating_sub(age)) {
                 // RFC 5681 4.1: no acknowledgement spreads what goes now.
                 self.congestion.restart_after_idle(u64::from(self.mss()));
+                self.rack.take_before();
             }
             self.recover_conventionally();
             // It runs for as long as the probes' pauses have become.
@@ -268,8 +269,12 @@ impl Connection {
         }
     }
 
-    /// Whether a timeout or a recovery was a mistake: F-RTO with SACK (RFC 5682 3.1), Eifel (RFC 3522 3.2).
+    /// Whether a timeout or a recovery was a mistake: F-RTO with SACK (RFC 5682 3.1), Eifel (RFC 3522 3.2),
+    /// or duplicates of all that was sent again (RFC 3708).
     fn judge_timeout(&mut self, ack: &Acknowledgement, news: &News) {
+        if self.rack.take_needless() {
+            return self.undo();
+        }
         let Some(recovery) = &mut self.recovery else { return };
         // The first acknowledgement of what was sent again first: does it answer the original?
         let resent = recovery.resent.filter(|(_, end)| recovery.undecided && ack.ack >= *end);
@@ -300,7 +305,8 @@ impl Connection {
     }
 
     fn undo(&mut self) {
-        let Some(recovery) = self.recovery.take() else { return };
+        let Some(recovery) = self.recovery.take() else { return self.undo_last() };
+        self.rack.begin_episode();
         match recovery.before {
             Some(before) => self.congestion.undo(before),
             None => self.congestion.cwnd = self.congestion.ssthresh,
@@ -313,6 +319,14 @@ impl Connection {
         self.counters.undone += 1;
     }
 
+    /// The last recovery was a mistake, as is found out after its end.
+    fn undo_last(&mut self) {
+        if let Some(before) = self.rack.take_before() {
+            self.congestion.undo(before);
+            self.counters.undone += 1;
+        }
+    }
+
     /// Octets newly found lost.
     fn find_losses(&mut self, ack: &Acknowledgement, news: &News) -> u64 {
         if self.queue.sent().is_empty() {
@@ -320,6 +334,13 @@ impl Connection {
             return 0;
         }
         if self.agreed.sack {
+            let episode = self.recovery.as_ref().map(|recovery| recovery.cause);
+            if news.original
+                && episode == Some(Cause::Loss)
+                && self.rack.reconsider(ack.now, &mut self.queue, &self.rtt)
+            {
+                self.undo();
+            }
             // Where nothing has arrived only time can tell, which has a timer of its own.
             return if news.delivered > 0 { self.detect(ack.now) } else { 0 };
         }
@@ -355,6 +376,7 @@ impl Connection {
     fn reduce_again(&mut self, window: u64) {
         let mss = u64::from(self.mss());
         self.congestion.reduce(window, mss);
+        self.rack.take_before();
         self.congestion.cwnd = self.congestion.cwnd.min(self.congestion.ssthresh);
     }
 
@@ -411,7 +433,10 @@ impl Connection {
         };
         let before = self.congestion.reduce(used, mss);
         let before = match self.recovery.take().map(|earlier| earlier.before) {
-            None => before,
+            None => {
+                self.rack.begin_episode();
+                before
+            }
             // A timeout within a recovery: what was before both is restored, if anything is.
             Some(Some(earlier)) => earlier,
             // But not what the network has had reduced.
@@ -500,7 +525,8 @@ impl Connection {
             // RFC 9937 6.1: the window ends at the threshold.
             Cause::Loss | Cause::Ecn => self.congestion.cwnd = self.congestion.ssthresh,
         }
-        self.recovery = None;
+        let before = self.recovery.take().and_then(|recovery| recovery.before);
+        self.rack.end_episode(before);
         self.rack.recovered();
         true
     }

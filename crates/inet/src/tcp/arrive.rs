@@ -182,7 +182,8 @@ impl Connection {
             // 8).
             (position, syn) = (Some(FIRST), false);
         }
-        if !self.passes_timestamps(now, segment) {
+        let octets = payload.len() as u64 + u64::from(segment.flags.has(Flags::FIN));
+        if !self.passes_timestamps(now, segment, position.map(|start| (start, start + octets))) {
             return None;
         }
         let arrival = Arrival {
@@ -224,8 +225,9 @@ impl Connection {
         }
     }
 
-    /// PAWS (RFC 7323 5.3), before anything else.
-    fn passes_timestamps(&mut self, now: u64, segment: &Repr) -> bool {
+    /// PAWS (RFC 7323 5.3), before anything else. A segment that its own retransmission has overtaken is old.
+    /// Its octets, `range`, are reported as a duplicate: otherwise the peer would take it for lost.
+    fn passes_timestamps(&mut self, now: u64, segment: &Repr, range: Option<(u64, u64)>) -> bool {
         if !self.agreed.timestamps || segment.flags.has(Flags::RST) {
             return true;
         }
@@ -237,7 +239,11 @@ impl Connection {
         let old = (timestamps.value.wrapping_sub(self.receive.ts_recent) as i32) < 0;
         if old && now.saturating_sub(self.receive.ts_recent_at) < TS_VALID {
             self.counters.paws += 1;
-            self.owed.ack |= self.limiter.allows(now);
+            let payload = range.filter(|(start, end)| start < end);
+            let payload = payload.filter(|_| !segment.flags.has(Flags::SYN));
+            let reported = payload.is_some_and(|range| self.report_known(range));
+            let free = reported && self.state != State::SynReceived;
+            self.owed.ack |= free || self.limiter.allows(now);
             return false;
         }
         true
@@ -283,15 +289,23 @@ impl Connection {
             // RFC 9293 3.10.7.4: the FIN again restarts the timer; another number is not its.
             self.timers.set(Timer::End, now + self.config.time_wait);
         }
-        // What is above the window has not been received: a block of it would say so (RFC 2018 3).
-        let known = |start: &u64| *start >= FIRST && start + numbers <= self.receive.nxt;
-        if let Some(start) = position.filter(|start| payload && known(start)) {
-            self.receive.duplicate = Some((start, start + numbers));
+        if let Some(start) = position.filter(|_| payload) {
+            self.report_known((start, start + numbers));
         }
         // Without payload it may be the answer to an answer: those are limited, so that no loop goes on for
         // ever. So is all that goes to an address that nobody has shown to be his.
         let free = payload && self.state != State::SynReceived;
         self.owed.ack |= free || self.limiter.allows(now);
+    }
+
+    /// Reports a range as received twice (RFC 2883), if all of it was received; returns whether it was. A
+    /// block of anything else would claim that it was received (RFC 2018 3).
+    fn report_known(&mut self, (start, end): (u64, u64)) -> bool {
+        let known = start >= FIRST && end <= self.receive.nxt;
+        if known {
+            self.receive.duplicate = Some((start, end));
+        }
+        known
     }
 
     /// RFC 5961 3.2: only the very next number resets.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use super::congestion::Before;
 use super::rtt::Rtt;
 use super::send::{Fate, SendQueue, Sent};
 
@@ -26,8 +27,12 @@ pub(crate) struct Found {
 struct Resent {
     start: u64,
     end: u64,
-    /// When it was sent before.
-    at: u64,
+    /// When it was sent first, until it is known how late it was.
+    at: Option<u64>,
+    /// How often it was sent again, less the duplicates that the peer has reported.
+    times: u32,
+    /// In the current episode of recovery, or in the latest one.
+    in_episode: bool,
 }
 
 /// How wide the reordering window is because segments were sent again for nothing.
@@ -41,13 +46,32 @@ struct Late {
     /// How much later than the latest one such a segment was delivered: what the window should be, even if
     /// that is more than SRTT.
     most: u64,
+    /// The same of segments that were thought lost and came before they were sent again: there is no doubt
+    /// which of two has come.
+    proved: u64,
     /// What was sent again last.
     resent: VecDeque<Resent>,
+    /// How many retransmissions of the episode are not known to be needless.
+    unproved: u32,
+    /// The latest acknowledgement has proved that all of them were.
+    all_needless: bool,
+    /// What is to be restored in that case, if the episode has ended.
+    before: Option<Before>,
 }
 
 impl Default for Late {
     fn default() -> Self {
-        Self { multiplier: 1, persist: 0, hasty_round: 0, most: 0, resent: VecDeque::new() }
+        Self {
+            multiplier: 1,
+            persist: 0,
+            hasty_round: 0,
+            most: 0,
+            proved: 0,
+            resent: VecDeque::new(),
+            unproved: 0,
+            all_needless: false,
+            before: None,
+        }
     }
 }
 
@@ -78,6 +102,13 @@ impl Rack {
         } else if !sent.retransmitted {
             // Step 3: it was sent before one that has already arrived, and only once.
             self.reordered = true;
+            if sent.fate == Fate::Lost && (sent.at, sent.end()) < self.latest {
+                let late = self.late.get_or_insert_default();
+                let lateness = now.saturating_sub(sent.at + self.rtt);
+                // And a quarter for those that come after it.
+                late.proved = late.proved.max(lateness + lateness / 4);
+                late.persist = PERSIST_RECOVERIES;
+            }
         }
         let rtt = now.saturating_sub(sent.at);
         if sent.retransmitted && (echoes_older || rtt < min_rtt) {
@@ -103,27 +134,73 @@ impl Rack {
         }
     }
 
-    /// `sent`, as it was until now, goes out again.
-    pub(crate) fn note_resent(&mut self, sent: &Sent) {
-        let resent = &mut self.late.get_or_insert_default().resent;
-        if resent.len() == MAX_RESENT {
-            resent.pop_front();
+    /// `sent`, as it was until now, goes out again, within an episode of recovery or not.
+    pub(crate) fn note_resent(&mut self, sent: &Sent, in_episode: bool) {
+        let late = self.late.get_or_insert_default();
+        late.unproved += u32::from(in_episode);
+        let (start, end) = (sent.start, sent.end());
+        let known = late.resent.iter_mut().rev();
+        let mut known = known.filter(|it| (it.start, it.end) == (start, end));
+        if let Some(again) = known.next().filter(|it| it.in_episode == in_episode) {
+            again.times += 1;
+            return;
         }
-        resent.push_back(Resent { start: sent.start, end: sent.end(), at: sent.at });
+        if late.resent.len() == MAX_RESENT {
+            late.resent.pop_front();
+        }
+        late.resent.push_back(Resent { start, end, at: Some(sent.at), times: 1, in_episode });
     }
 
-    /// The receiver has `left..right` twice, and says so now; or it had it before it came again. What of it
-    /// was sent again was late and not lost.
-    pub(crate) fn note_late(&mut self, now: u64, left: u64, right: u64) {
+    /// The receiver had `left..right` before it came again. What of it was sent again was late and not lost.
+    fn note_late(&mut self, now: u64, left: u64, right: u64) {
         let (rtt, Some(late)) = (self.rtt, &mut self.late) else { return };
-        let Late { most, resent, .. } = &mut **late;
-        resent.retain(|resent| {
-            let named = left <= resent.start && resent.end <= right;
-            if named {
-                *most = (*most).max(now.saturating_sub(resent.at + rtt));
+        for resent in late.resent.iter_mut().filter(|it| left <= it.start && it.end <= right) {
+            let first = resent.at.take().map_or(0, |at| now.saturating_sub(at + rtt));
+            late.most = late.most.max(first);
+        }
+    }
+
+    /// The receiver has `left..right` twice, and says so.
+    pub(crate) fn note_duplicate(&mut self, now: u64, left: u64, right: u64) {
+        self.note_late(now, left, right);
+        let Some(late) = &mut self.late else { return };
+        let Late { resent, unproved, all_needless, .. } = &mut **late;
+        resent.retain_mut(|resent| {
+            if resent.start < left || right < resent.end {
+                return true;
             }
-            !named
+            if resent.in_episode {
+                *unproved = unproved.saturating_sub(1);
+                *all_needless |= *unproved == 0;
+            }
+            resent.times -= 1;
+            resent.times > 0
         });
+    }
+
+    /// An episode of recovery begins. What was sent again before has no say in whether it was a mistake.
+    pub(crate) fn begin_episode(&mut self) {
+        let Some(late) = &mut self.late else { return };
+        (late.unproved, late.all_needless, late.before) = (0, false, None);
+        late.resent.iter_mut().for_each(|resent| resent.in_episode = false);
+    }
+
+    /// It has ended. If all of its retransmissions prove needless, `before` is to be restored.
+    pub(crate) fn end_episode(&mut self, before: Option<Before>) {
+        if let Some(late) = self.late.as_mut().filter(|late| late.unproved > 0) {
+            late.before = before;
+        }
+    }
+
+    /// Whether this acknowledgement has proved that all retransmissions of the episode were needless (RFC
+    /// 3708 5).
+    pub(crate) fn take_needless(&mut self) -> bool {
+        self.late.as_mut().is_some_and(|late| std::mem::take(&mut late.all_needless))
+    }
+
+    /// What an episode that has ended would restore; nothing does so later.
+    pub(crate) fn take_before(&mut self) -> Option<Before> {
+        self.late.as_mut().and_then(|late| late.before.take())
     }
 
     /// Gives memory back.
@@ -145,23 +222,34 @@ impl Rack {
         let Some(late) = &mut self.late else { return };
         late.persist = late.persist.saturating_sub(1);
         if late.persist == 0 {
-            (late.multiplier, late.most) = (1, 0);
+            (late.multiplier, late.most, late.proved) = (1, 0, 0);
         }
     }
 
     /// Step 4. RFC 8985 recommends SRTT as the bound. Where packets are overtaken for longer, each of them
     /// would then be sent again for ever. If that is not wide enough, it becomes as wide as duplicates were
-    /// late (`specs/deviations.md`).
+    /// late; and as wide at once as it is proved that segments were late (`specs/deviations.md`).
     fn window(&self, rtt: &Rtt, recovering: bool, sacked: u64, mss: u64) -> u64 {
         if !self.reordered && (recovering || sacked >= DUP_THRESH * mss) {
             return 0;
         }
         let quarter = rtt.min().unwrap_or(0) / 4;
-        let (multiplier, most) =
-            self.late.as_ref().map_or((1, 0), |late| (late.multiplier, late.most));
+        let late = self.late.as_ref();
+        let (multiplier, most, proved) =
+            late.map_or((1, 0, 0), |late| (late.multiplier, late.most, late.proved));
         let widened = quarter * u64::from(multiplier);
         let smoothed = rtt.smoothed().unwrap_or(0);
-        if widened < smoothed { widened } else { smoothed.max(most.min(rtt.base_rto() / 2)) }
+        let bound = rtt.base_rto() / 2;
+        let window = if widened < smoothed { widened } else { smoothed.max(most.min(bound)) };
+        window.max(proved.min(bound))
+    }
+
+    /// The window may have become wider: what it holds now is not lost yet. Returns whether nothing is lost,
+    /// and nothing was sent again that may have been.
+    pub(crate) fn reconsider(&self, now: u64, queue: &mut SendQueue, rtt: &Rtt) -> bool {
+        let window = self.window(rtt, true, 0, 1);
+        queue.unlose_if(|sent| sent.at + self.rtt + window > now);
+        queue.next_lost().is_none() && self.late.as_ref().is_none_or(|late| late.unproved == 0)
     }
 
     /// Step 5: marks what was sent before the latest delivered segment, and long enough before.

@@ -289,8 +289,13 @@ impl SendQueue {
 
     /// A timeout was spurious: what waits to be sent again is still on the way.
     pub(crate) fn unlose(&mut self) {
+        self.unlose_if(|_| true);
+    }
+
+    /// Segments of that kind are on the way, and not lost.
+    pub(crate) fn unlose_if(&mut self, flies: impl Fn(&Sent) -> bool) {
         for index in 0..self.sent.len() {
-            if self.sent[index].fate == Fate::Lost {
+            if self.sent[index].fate == Fate::Lost && flies(&self.sent[index]) {
                 self.set_fate(index, Fate::Flying);
             }
         }

@@ -226,7 +226,7 @@ impl Connection {
         if let Some(recovery) = &mut self.recovery {
             recovery.resent.get_or_insert((clock, sent.end()));
         }
-        self.rack.note_resent(&Sent { at: lost.at, ..sent });
+        self.rack.note_resent(&Sent { at: lost.at, ..sent }, self.recovery.is_some());
         self.counters.retransmitted += 1;
         Some(self.segment(now, &sent, false))
     }
@@ -353,6 +353,7 @@ impl Connection {
             let idle = now.saturating_sub(self.last_data);
             if idle > self.rtt.rto(&self.config) {
                 self.congestion.restart_after_idle(u64::from(self.mss()));
+                self.rack.take_before();
             }
             self.progress_at = now;
         }

@@ -16,7 +16,8 @@ const PROGRAM: &str = include_str!("../../papers/via.sc");
 const PATHS: [(&str, &str, &str); 2] = [("shm", "same host", "auto"), ("tcp", "TCP", "never")];
 const GROUPS: [(&str, &str); 4] =
     [("base", "base"), ("event", "event"), ("flow-control", "flow"), ("semantics", "semantics")];
-const WITHOUT_UDP: &str = "UDP is not measured: reliable queue pairs go over shared memory or TCP.";
+const UDP: &str = "Over UDP, Active Messages and Split-C use UD queue pairs, with acknowledgements of their own. What is \
+                   compared with a queue pair is compared with a reliable one, so UDP is not in those values.";
 
 /// What was measured over one path.
 struct Costs {
@@ -28,7 +29,7 @@ struct Costs {
 /// The experiments. One run over each path serves all figures.
 #[derive(Default)]
 pub(crate) struct Via {
-    costs: Option<[Costs; 2]>,
+    costs: Option<([Costs; 2], Costs)>,
 }
 
 impl Experiment for Via {
@@ -36,7 +37,7 @@ impl Experiment for Via {
         if self.costs.is_none() {
             self.costs = Some(measure(environment)?);
         }
-        let costs = self.costs.as_ref().expect("set above");
+        let (costs, udp) = self.costs.as_ref().expect("set above");
         let mut measured = match figure.id.as_str() {
             "table-1" => base(costs),
             "table-2" => logp(costs),
@@ -49,17 +50,24 @@ impl Experiment for Via {
             "5" => bandwidth(costs),
             other => bail!("there is no experiment for {other}"),
         }?;
+        match figure.id.as_str() {
+            "table-2" => logp_udp(udp, &mut measured)?,
+            "2" => accesses_udp(udp, &mut measured)?,
+            "5" => bandwidth_udp(udp, &mut measured)?,
+            _ => {}
+        }
         if matches!(figure.id.as_str(), "table-1" | "table-2" | "2" | "5") {
-            measured.notes.push(WITHOUT_UDP.into());
+            measured.notes.push(UDP.into());
         }
         Ok(measured)
     }
 }
 
-fn measure(environment: &mut Environment<'_>) -> Result<[Costs; 2]> {
+/// Measures over shared memory and TCP, and over UDP.
+fn measure(environment: &mut Environment<'_>) -> Result<([Costs; 2], Costs)> {
     let program = compile(environment);
-    let mut over = |same_host: &str| -> Result<Costs> {
-        let variables = &[("QUIPU_SAME_HOST", same_host)];
+    let mut over = |same_host: &str, transport: &str| -> Result<Costs> {
+        let variables = &[("QUIPU_SAME_HOST", same_host), ("QUIPU_AM_TRANSPORT", transport)];
         let mut arguments = vec!["am", "costs", "--json"];
         if environment.quick {
             arguments.push("--quick");
@@ -77,7 +85,7 @@ fn measure(environment: &mut Environment<'_>) -> Result<[Costs; 2]> {
         };
         Ok(Costs { active_messages, split_c })
     };
-    Ok([over(PATHS[0].2)?, over(PATHS[1].2)?])
+    Ok(([over(PATHS[0].2, "rc")?, over(PATHS[1].2, "rc")?], over("never", "udp")?))
 }
 
 fn parsed(output: &[u8]) -> Result<Value> {
@@ -177,6 +185,59 @@ fn logp(costs: &[Costs; 2]) -> Result<Measured> {
     }
     measured.charts.push(chart);
     Ok(measured)
+}
+
+/// Table 2 over UDP.
+fn logp_udp(costs: &Costs, measured: &mut Measured) -> Result<()> {
+    for (fact, key) in [
+        ("am-half-udp", "half_ns"),
+        ("latency-udp", "latency_ns"),
+        ("send-udp", "send_ns"),
+        ("receive-udp", "receive_ns"),
+        ("gap-udp", "gap_ns"),
+    ] {
+        measured.set(fact, logp_us(costs, key)?);
+    }
+    Ok(())
+}
+
+/// Figure 2 over UDP.
+fn accesses_udp(costs: &Costs, measured: &mut Measured) -> Result<()> {
+    match &costs.split_c {
+        Ok(times) => {
+            let [read, get] = [number(&times["read"], "read")?, number(&times["get"], "get")?];
+            let round_trip = 2000.0 * logp_us(costs, "half_ns")?;
+            measured.set("read-to-round-trip-udp", read / round_trip);
+            measured.set("get-to-read-udp", get / read);
+        }
+        Err(why) => measured.notes.push(why.clone()),
+    }
+    Ok(())
+}
+
+/// Figure 5 over UDP.
+fn bandwidth_udp(costs: &Costs, measured: &mut Measured) -> Result<()> {
+    let mut am = Vec::new();
+    for row in rows(&costs.active_messages["bandwidth"], "bandwidth")? {
+        am.push((number(&row["bytes"], "bytes")?, number(&row["am"], "am")?));
+    }
+    measured.set("rate-am-udp", at(&am, 32_768.0)?);
+    let mut chart = Chart::lines(
+        "Bandwidth by size, UDP",
+        ("bytes", Scale::Log),
+        ("MB/s", Scale::Log),
+    )
+    .with("Active Messages", Kind::Ours, Values::Points(am));
+    if let Ok(times) = &costs.split_c {
+        let mut split_c = Vec::new();
+        for row in rows(&times["bandwidth"], "bandwidth")? {
+            split_c.push((number(&row[0], "bytes")?, number(&row[1], "MB/s")?));
+        }
+        measured.set("rate-split-c-udp", at(&split_c, 32_768.0)?);
+        chart = chart.with("Split-C", Kind::Ours, Values::Points(split_c));
+    }
+    measured.charts.push(chart);
+    Ok(())
 }
 
 /// The time of each group of parts, and of all.
@@ -358,6 +419,19 @@ mod tests {
         let curves = bandwidth(&both).unwrap();
         assert_eq!(curves.values["plateau-split-c-shm"], 0.9);
         assert_eq!((curves.values["knee-tcp"], curves.charts.len()), (1.0, 2));
+    }
+
+    #[test]
+    fn values_over_udp_have_facts_of_their_own() {
+        let [costs, _] = both();
+        let mut measured = Measured::default();
+        logp_udp(&costs, &mut measured).unwrap();
+        accesses_udp(&costs, &mut measured).unwrap();
+        bandwidth_udp(&costs, &mut measured).unwrap();
+        assert_eq!(measured.values["am-half-udp"], 0.5);
+        assert_eq!(measured.values["read-to-round-trip-udp"], 0.9);
+        assert_eq!(measured.values["rate-split-c-udp"], 180.0);
+        assert_eq!(measured.charts.len(), 1);
     }
 
     #[test]

@@ -102,4 +102,14 @@ impl Bundle {
             }
         }
     }
+
+    /// Sleeps until a message may have come, or `most` is over. May return early. Runs no handlers, so a
+    /// caller polls next.
+    ///
+    /// # Errors
+    ///
+    /// The adapter is gone.
+    pub fn sleep(&self, most: Duration) -> Result<(), Error> {
+        self.shared().sleep(self.id, Some(most))
+    }
 }

@@ -48,12 +48,14 @@
 //! ```
 
 mod bundle;
+mod datagrams;
 mod endpoint;
 mod fabric;
 mod message;
 mod port;
 mod signaled;
 mod sizes;
+mod transport;
 
 pub use bundle::Bundle;
 pub use endpoint::{Endpoint, Source};
@@ -63,6 +65,7 @@ pub use quipu_am::{
     Arg, CallError, Category, Config, Counters, DeliveryKind as Kind, MAX_ARGS, MAX_HANDLERS,
     MAX_TRANSLATIONS, Mode, Name, Operation, Status, Tag,
 };
+pub use transport::Transport;
 
 /// Why a call of Active Messages failed.
 #[derive(Debug, thiserror::Error)]

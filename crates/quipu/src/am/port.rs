@@ -11,13 +11,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use quipu_am::{BundleId, Config, Core, Delivery, EndpointId};
-use quipu_host::nic::Completion;
+use quipu_host::nic::{Completion, Fault};
 use quipu_host::{Guard, Lock};
 
+use super::datagrams::Datagrams;
 use super::endpoint::{EMPTY_POLLS, NAP as SHORT_NAP};
 use super::fabric::HostFabric;
 use super::message::{Handler, Message};
 use super::sizes::Sizes;
+use super::transport::{PortFabric, Transport};
 use super::{Bundle, Error, Mode};
 use crate::cq::CompletionQueue;
 use crate::device::{Device, ProtectionDomain};
@@ -39,6 +41,8 @@ const MOST_HANDLERS: usize = 64;
 const SHARED_NAP: Duration = Duration::from_millis(1);
 /// The longest sleep.
 const NAP: Duration = Duration::from_millis(200);
+/// How often a thread sees whether the program polls, where messages go over datagrams.
+const HELP_EVERY: Duration = Duration::from_millis(20);
 
 thread_local! {
     /// Handlers that this thread is in.
@@ -46,7 +50,7 @@ thread_local! {
 }
 
 /// The engine of a port.
-pub(super) type Engine = Core<HostFabric, Handler>;
+pub(super) type Engine = Core<PortFabric, Handler>;
 
 /// What the lock of a port is around.
 pub(super) struct State {
@@ -96,11 +100,55 @@ impl Port {
     pub fn open(device: &Device, config: Config) -> Result<Self, Error> {
         let mut fabric = HostFabric::new(device, Sizes::of(&config))?;
         let address = fabric.listen(SocketAddr::new(device.address(), 0), None)?;
+        // No secret: it tells this life of the TCP port from others.
+        Self::with(device, config, PortFabric::Reliable(Box::new(fabric)), address, random() | 1)
+    }
+
+    /// Opens a port on an adapter, over a transport.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_over(device: &Device, config: Config, transport: Transport) -> Result<Self, Error> {
+        if transport == Transport::Reliable {
+            return Self::open(device, config);
+        }
+        let datagrams = Datagrams::new(device, Sizes::of(&config), config.give_up_ns)?;
+        let (address, index) = datagrams.address();
+        // Peers find the queue pair by the lowest byte.
+        let incarnation = random() << 8 | 1 << 63 | u64::from(index);
+        let fabric = PortFabric::Datagrams(Box::new(datagrams));
+        let port = Self::with(device, config, fabric, address, incarnation)?;
+        port.start_helper()?;
+        Ok(port)
+    }
+
+    /// Starts a thread that answers peers while the program computes: acknowledgements must not wait for it.
+    fn start_helper(&self) -> Result<(), Error> {
+        let shared = Arc::downgrade(&self.shared);
+        let help = move || {
+            let mut polls = 0;
+            while let Some(shared) = shared.upgrade() {
+                shared.help(&mut polls);
+                drop(shared);
+                std::thread::sleep(HELP_EVERY);
+            }
+        };
+        let started = std::thread::Builder::new().name("quipu-am".into()).spawn(help);
+        let failed = || crate::Error::from(Fault::Invalid("the system has no thread left"));
+        Ok(started.map(drop).map_err(|_| failed())?)
+    }
+
+    fn with(
+        device: &Device,
+        config: Config,
+        fabric: PortFabric,
+        address: SocketAddr,
+        incarnation: u64,
+    ) -> Result<Self, Error> {
         let (queue, send_queue) = (fabric.queue().clone(), fabric.send_queue().clone());
         let domain = fabric.domain().clone();
         let events_fd = fabric.events_fd();
-        // No secret: it tells this life of the TCP port from others.
-        let incarnation = RandomState::new().hash_one(std::process::id()) | 1;
         let core = Core::new(fabric, config, address, incarnation)?;
         let completions = vec![Completion::default(); BATCH + SENDS].into();
         let state = State { core, completions, left: 0..0, polls: 0, find_failed_at: 0 };
@@ -136,6 +184,11 @@ impl Port {
     pub fn domain(&self) -> &ProtectionDomain {
         &self.shared.domain
     }
+}
+
+/// A random number.
+pub(super) fn random() -> u64 {
+    RandomState::new().hash_one(std::process::id())
 }
 
 /// A handler that runs. Its delivery is finished when this is dropped, also if the handler panics.
@@ -319,6 +372,17 @@ impl Shared {
         }
     }
 
+    /// Takes in what has come if the program has not polled since the last time.
+    fn help(&self, polls: &mut u32) {
+        let mut state = self.lock();
+        if std::mem::replace(polls, state.polls) == state.polls {
+            // A program whose adapter is gone hears of it in its own calls.
+            let _ = self.drain(&mut state);
+            self.look(&mut state, false);
+        }
+        *polls = state.polls;
+    }
+
     /// Makes progress, and runs handlers of a bundle; how many.
     #[inline]
     pub(super) fn poll(&self, bundle: BundleId) -> Result<usize, Error> {
@@ -388,6 +452,9 @@ impl Shared {
         }
         if let Some(at) = state.core.poll_timeout() {
             nap = nap.min(Duration::from_nanos(at.saturating_sub(now)));
+        }
+        if let Some(idle) = state.core.fabric().idle_time() {
+            nap = nap.min(idle.max(Duration::from_millis(1)));
         }
         drop(state);
         let readable = 1;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag};
+use quipu::am::{Bundle, CallError, Config, Endpoint, Mode, Name, Port, Tag, Transport};
 use quipu::{Access, Completion, CompletionQueue, Device, MemoryRegion, QueuePair, Request};
 
 pub(super) type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -75,7 +75,7 @@ struct Side {
 impl Side {
     fn new() -> Outcome<Self> {
         let device = Device::from_env()?;
-        let port = Port::open(&device, Config::default())?;
+        let port = Port::open_over(&device, Config::default(), Transport::from_env()?)?;
         let bundle = port.bundle(Mode::Sequential);
         let endpoint = bundle.endpoint()?;
         endpoint.set_tag(TAG)?;

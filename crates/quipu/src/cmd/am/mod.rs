@@ -4,6 +4,7 @@ mod bench;
 mod costs;
 mod parts;
 mod peers;
+mod rows;
 
 use std::process::{Command, ExitCode};
 
@@ -42,6 +43,9 @@ struct BenchOptions {
     #[arg(long, default_value_t = 20_000, value_name = "N",
           value_parser = clap::value_parser!(u32).range(2..))]
     messages: u32,
+    /// What carries the messages. Default: what QUIPU_AM_TRANSPORT says, or rc.
+    #[arg(long, value_name = "TRANSPORT")]
+    transport: Option<Carrier>,
     /// Measure UCX's active messages and Open MPI next to ours, in turns, as far as they are installed.
     #[arg(long)]
     peers: bool,
@@ -50,10 +54,34 @@ struct BenchOptions {
     json: bool,
 }
 
+/// What carries Active Messages.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Carrier {
+    /// Reliable queue pairs: shared memory on one host, TCP between hosts.
+    Rc,
+    /// UD queue pairs, which send UDP datagrams.
+    Udp,
+}
+
+impl Carrier {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "rc",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// The variable that says what carries Active Messages, for this command and the process that answers.
+const TRANSPORT: &str = "QUIPU_AM_TRANSPORT";
+
 /// How much to measure.
 #[derive(clap::Args)]
 #[command(after_long_help = COST_EXAMPLES)]
 struct CostOptions {
+    /// What carries the messages. Default: what QUIPU_AM_TRANSPORT says, or rc.
+    #[arg(long, value_name = "TRANSPORT")]
+    transport: Option<Carrier>,
     /// Take fewer samples: rough numbers within seconds.
     #[arg(long)]
     quick: bool,
@@ -75,18 +103,47 @@ const EXAMPLES: &str = "\
 Examples:
   quipu am bench                                through shared memory
   QUIPU_SAME_HOST=never quipu am bench          over TCP
+  quipu am bench --transport udp --peers        over UDP, next to UCX over TCP
   QUIPU_ADDRESS=::1 quipu am bench --json       of IPv6, for programs
   quipu am bench --peers --rounds 5             next to UCX and Open MPI
 
 Each line has the lower quartile, median and upper quartile over the rounds. The last column is the
 median of the differences or ratios within a round, which cancels disturbances of both.";
 
+/// The failure of a measurement.
+fn failed(error: Box<dyn std::error::Error>) -> Failure {
+    let remedy = "`quipu doctor` says what works on this machine";
+    Failure::new("the measurement has failed", error, remedy)
+}
+
+/// Measures and judges what `quipu bench --am` prints.
+pub(crate) fn rows(quick: bool, json: bool) -> Result<ExitCode, Failure> {
+    let (rounds, messages) = if quick { (3, 5_000) } else { (9, 20_000) };
+    rows::run(Extent { rounds, messages }, json).map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs this command again with the variable that names the transport, unless it names that already.
+fn run_over(carrier: Option<Carrier>) -> Result<Option<ExitCode>, Failure> {
+    let Some(name) = carrier.map(Carrier::name) else { return Ok(None) };
+    if std::env::var(TRANSPORT).is_ok_and(|value| value == name) {
+        return Ok(None);
+    }
+    let mut again = Command::new(std::env::current_exe()?);
+    let status = again.args(std::env::args_os().skip(1)).env(TRANSPORT, name).status()?;
+    Ok(Some(ExitCode::from(status.code().map_or(1, |code| code as u8))))
+}
+
 /// Runs `quipu am`.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let failed = |error: Box<dyn std::error::Error>| {
-        let remedy = "`quipu doctor` says what works on this machine";
-        Failure::new("the measurement has failed", error, remedy)
+    let carrier = match &options.task {
+        Task::Bench(options) => options.transport,
+        Task::Costs(options) => options.transport,
+        Task::Answer => None,
     };
+    if let Some(code) = run_over(carrier)? {
+        return Ok(code);
+    }
     match &options.task {
         Task::Answer => bench::answer().map_err(failed)?,
         Task::Costs(options) => {
@@ -100,7 +157,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
             let peer = answering()?;
             let extent = Extent { rounds: options.rounds.max(1), messages: options.messages };
             if options.peers {
-                let is_tcp = std::env::var("QUIPU_SAME_HOST").is_ok_and(|how| how == "never");
+                let is = |name, value: &str| std::env::var(name).is_ok_and(|how| how == value);
+                let is_tcp = is("QUIPU_SAME_HOST", "never") || is(TRANSPORT, "udp");
                 let comparison = peers::compare(peer, extent, is_tcp).map_err(failed)?;
                 if options.json {
                     print_peers_json(&comparison)
