@@ -102,6 +102,14 @@ fn a_stream_that_nobody_answers_goes_through_memory_too() {
     }
 }
 
+#[test]
+fn a_connection_that_returns_to_tcp_has_the_options_of_the_program() {
+    let Some(program) = program("handler") else { return };
+    let output = Command::new(&program).env("LD_PRELOAD", library()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text, "left\ndone\n");
+}
+
 /// Connections, messages of each in both directions, and their length: never raised; with short messages;
 /// with messages that fill rings.
 const IDLE: [[&str; 3]; 3] = [["1000", "0", "1"], ["1000", "20", "1"], ["1000", "20", "60000"]];

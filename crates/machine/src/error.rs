@@ -46,6 +46,9 @@ pub enum RunError {
     /// The adapter of a LANai refused something.
     #[error("the adapter: {0}; look at workload and link.mtu in the plan")]
     Adapter(String),
+    /// The plan's NIC is not under sockets.
+    #[error("nic.kind lanai and hca have no sockets: choose another NIC")]
+    NoSockets,
     /// The cost table cannot be used.
     #[error("cost table: {0}")]
     Costs(String),

@@ -3,7 +3,9 @@
 use quipu_wire::tcp::{Flags, Repr};
 
 /// Ethernet and IPv4 headers.
-pub(crate) const BELOW_TCP: u64 = 14 + 20;
+pub(crate) const BELOW_TCP: u64 = ETHERNET + 20;
+/// Of them Ethernet's header.
+pub(crate) const ETHERNET: u64 = 14;
 /// The shortest Ethernet frame, without its checksum.
 const SHORTEST: u64 = 60;
 

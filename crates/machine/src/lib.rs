@@ -70,6 +70,6 @@ pub use lanai::{Firmware, LanaiPlan, LanaiReport, Stage as FirmwareStage, StageT
 pub use ledger::{CATEGORIES, Category, Ledger};
 pub use plan::*;
 pub use report::{Report, Share, breakdown, figure, table};
-pub use run::{Options, run, run_with};
+pub use run::{Curve, Options, run, run_curve, run_with};
 pub use sweep::{Point, Results, Shard, SweepError, expand, label, merge};
 pub use trace::{Stage, perfetto};

@@ -1,6 +1,9 @@
 //! Links and a switch.
 
+use std::collections::BTreeSet;
+
 use crate::bus::Resource;
+use crate::frames::ETHERNET;
 use crate::plan::{Framing, LinkPlan, Rate};
 use crate::rng::Rng;
 
@@ -27,6 +30,10 @@ pub(crate) struct Network {
     loss_ppm: u32,
     /// Frames lost of a million because of a fault.
     pub(crate) fault_ppm: u32,
+    /// Numbers of full frames that are lost, how long a full frame is, and how many there were.
+    drops: BTreeSet<u64>,
+    full: u64,
+    full_frames: u64,
     /// From each host.
     out: Vec<Resource>,
     /// To each host, when there is a switch.
@@ -48,6 +55,9 @@ impl Network {
             framing: plan.framing,
             loss_ppm: plan.loss_ppm,
             fault_ppm: 0,
+            drops: plan.drops.iter().map(|&number| number.into()).collect(),
+            full: u64::from(plan.mtu) + ETHERNET,
+            full_frames: 0,
             out: vec![Resource::default(); hosts],
             ports: vec![Resource::default(); switch],
             port_limit: plan.rate.ps(plan.switch_buffer.0),
@@ -70,7 +80,8 @@ impl Network {
     pub(crate) fn send(&mut self, now: u64, from: usize, bytes: u64) -> (u64, Next) {
         let takes = self.occupancy(bytes);
         let sent = self.out[from].take(now, takes);
-        let lost = self.rng.ppm(self.loss_ppm) || self.rng.ppm(self.fault_ppm);
+        let by_chance = self.rng.ppm(self.loss_ppm) || self.rng.ppm(self.fault_ppm);
+        let lost = self.is_dropped(bytes) || by_chance;
         let at = sent + self.delay;
         let next = match () {
             () if lost => Next::Lost,
@@ -79,6 +90,12 @@ impl Network {
         };
         self.lost += u64::from(lost);
         (sent, next)
+    }
+
+    /// Counts a frame of so many bytes if it is a full one; whether the plan has it lost.
+    fn is_dropped(&mut self, bytes: u64) -> bool {
+        self.full_frames += u64::from(bytes == self.full);
+        bytes == self.full && self.drops.contains(&self.full_frames)
     }
 
     /// A frame is in the switch at `now`.
@@ -117,6 +134,16 @@ mod tests {
         assert_eq!(network.send(0, 0, 1514), (1_211_200, Next::Arrives(1_211_200)));
         assert_eq!(network.send(0, 0, 1514).0, 2_422_400);
         assert_eq!(network.send(0, 1, 1514).0, 1_211_200, "the other direction is free");
+    }
+
+    #[test]
+    fn the_full_frames_of_the_plan_are_lost() {
+        let plan = LinkPlan { drops: vec![2, 3], ..LinkPlan::default() };
+        let mut network = Network::new(&plan, 2, Rng::new(1, 1));
+        let fates = [1514, 66, 1514, 1513, 1514, 1514].map(|bytes| network.send(0, 0, bytes).1);
+        let lost = fates.map(|fate| fate == Next::Lost);
+        assert_eq!(lost, [false, false, true, false, true, false]);
+        assert_eq!(network.lost, 2);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::lanai::{LanaiPlan, run_lanai};
 use crate::ledger::{Category, Ledger};
 use crate::memory::MemoryCounters;
 use crate::nic;
-use crate::plan::{NicKind, Plan};
+use crate::plan::{NicKind, Plan, Span};
 use crate::report::Report;
 use crate::trace::Stage;
 use crate::workload::{self, Program};
@@ -104,6 +104,43 @@ pub fn run_with(plan: &Plan, mut options: Options<'_>) -> Result<(Report, Vec<St
     let world = world.into_inner();
     let report = Report::new(plan, &world, &before, &after);
     Ok((report, world.tracer.into_stages()))
+}
+
+/// What the machine's programs have received, over time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Curve {
+    /// Bytes that they have received by the end of each step.
+    pub received: Vec<u64>,
+    /// Segments that the TCP of the other hosts sent again.
+    pub retransmitted: u64,
+    /// Frames that were lost.
+    pub lost: u64,
+}
+
+/// Runs a plan, warm-up and sample, and notes after each `step` what the machine's programs have received.
+/// The last step may be cut off.
+///
+/// # Errors
+/// As [`run`]; and for a plan whose NIC runs no sockets.
+pub fn run_curve(plan: &Plan, step: Span) -> Result<Curve, RunError> {
+    if matches!(plan.nic.kind, NicKind::Lanai | NicKind::Hca) {
+        return Err(RunError::NoSockets);
+    }
+    let world = Rc::new(RefCell::new(build(plan, 0)?));
+    let mut programs = start(&world, plan);
+    let end = plan.run.warmup.0 + plan.run.sample.0;
+    let mut received = Vec::new();
+    let mut at = 0;
+    while at < end {
+        at = (at + step.0.max(1)).min(end);
+        let options = &mut Options::default();
+        advance(&world, &mut programs, at, plan.run.max_events, end, options)?;
+        received.push(world.borrow().goodput[0]);
+    }
+    let world = world.borrow();
+    let others = world.hosts.iter().skip(1);
+    let retransmitted = others.map(|host| host.os.retransmitted()).sum();
+    Ok(Curve { received, retransmitted, lost: world.network.lost })
 }
 
 /// The world of a plan before its first event.

@@ -1,7 +1,8 @@
 //! Whole runs: they are the same each time, and have the shapes that the paper describes.
 
 use quipu_machine::{
-    Category, Options, Plan, Report, RunError, Setting, example, examples, perfetto, run, run_with,
+    Category, NicKind, Options, Plan, Report, RunError, Setting, Span, example, examples, perfetto,
+    run, run_curve, run_with,
 };
 
 /// A run of an example plan with other values, as `key=value`.
@@ -136,4 +137,29 @@ fn segment_offload_carries_more_and_loses_nothing() {
     let lossy = ["nic.segment_offload=true", "link.loss_ppm=100", "workload.kind=stream"];
     let report = with("today", &lossy);
     assert!(report.lost > 0 && report.retransmitted > 0 && report.goodput_gbps > 0.5, "{report:?}");
+}
+
+#[test]
+fn a_curve_ends_where_the_report_does_and_each_lost_frame_is_sent_again_once() {
+    let path = ["link.rate=100Mbps", "link.delay=1ms", "os.timestamps=true", "os.sack=true"];
+    let mut plan = plan("commodity", &path);
+    plan.run.sample = Span(200_000_000_000);
+    let curve = |plan: &Plan| run_curve(plan, Span(10_000_000_000)).unwrap();
+    let whole = curve(&plan);
+    assert_eq!((whole.received.len(), whole.lost, whole.retransmitted), (21, 0, 0));
+    assert!(whole.received.is_sorted());
+    plan.link.drops = vec![50, 51, 200];
+    let lossy = curve(&plan);
+    assert_eq!((lossy.lost, lossy.retransmitted), (3, 3));
+    assert!(lossy.received.last() < whole.received.last(), "{lossy:?} {whole:?}");
+    plan.nic.kind = NicKind::Lanai;
+    assert_eq!(run_curve(&plan, Span(1)), Err(RunError::NoSockets));
+}
+
+#[test]
+fn only_nics_under_sockets_lose_certain_frames() {
+    let refused = Plan::parse("[link]\ndrops = [3]\n[nic]\nkind = \"lanai\"\n").unwrap_err();
+    assert!(refused.what.contains("under sockets"), "{refused}");
+    assert_eq!(refused.line, Some(2));
+    assert_eq!(Plan::parse("[link]\ndrops = [3]\n").unwrap().link.drops, [3]);
 }

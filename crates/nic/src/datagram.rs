@@ -197,7 +197,9 @@ impl<P: Probe> Adapter<P> {
         }
         while requester::may_begin(qp) {
             if !lanes::has_turn(qp, hub) {
-                lanes::park(qp, hub);
+                if !lanes::is_parked(qp) {
+                    lanes::park(qp, hub);
+                }
                 return None;
             }
             let flags = qp.sq.wqe(qp.sq.next).flags;
@@ -430,6 +432,7 @@ fn place<P: Probe>(
 pub(crate) fn kick<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>) {
     match qp.state {
         QpState::Sqe => requester::flush_sends(qp, hub),
+        _ if lanes::is_parked(qp) => lanes::count_again(qp, hub),
         _ => list(qp, &mut hub.datagrams_ready),
     }
 }

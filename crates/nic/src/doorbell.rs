@@ -213,7 +213,8 @@ impl<P: Probe> Adapter<P> {
                 Path::Datagrams { .. } | Path::Tcp(_) | Path::Udp(_) => false,
                 _ => true,
             };
-            waits || wants_time(qp, &self.hub, qp.send_cq)
+            // A port grants by the time.
+            waits || self.hub.qos.is_some() || wants_time(qp, &self.hub, qp.send_cq)
         })
     }
 
@@ -300,7 +301,7 @@ impl<P: Probe> Adapter<P> {
             hub.probe.stage(Stage::Doorbell, 0);
             kick(qp, hub);
         }
-        if self.hub.qos.is_some() {
+        if self.hub.qos.as_ref().is_some_and(|qos| qos.is_due(now)) {
             self.serve_lanes();
         }
         if !self.hub.nudged.is_empty() {

@@ -240,6 +240,7 @@ impl<P: Probe> Adapter<P> {
         take_arrived(qp, hub);
         qp.state = QpState::Err;
         connect::detach(qp, hub);
+        lanes::leave(qp, hub);
         hub.counters.gone.add(&qp.counters());
         hub.counters.changes += 1;
         let (num, pd, qp_type) = (qp.num, qp.pd, qp.qp_type);

@@ -1,7 +1,8 @@
 //! The validation ladder of the simulated hosts: V0 to V6, each passed, failed or skipped.
 //!
 //! The lower rungs are checked here ([`quipu_machine::checks`]). The upper ones look at results of the papers
-//! that were run; without them they are skipped.
+//! that were run; without them they are skipped. One compares with ns-3 ([`crate::ns3`]); without ns-3 it is
+//! skipped.
 
 use std::fmt::Write as _;
 
@@ -10,6 +11,7 @@ use serde::Serialize;
 
 use crate::compare::{Comparison, Verdict};
 use crate::data::{Judgement, Role};
+use crate::ns3::{self, Ns3};
 use crate::report::{FigureResult, PaperResult};
 
 /// What came of a rung.
@@ -47,9 +49,9 @@ fn is_simulated(paper: &str, figure: &str) -> bool {
     }
 }
 
-/// All rungs, with the results that there are.
+/// All rungs, with the results that there are and what came of ns-3.
 #[must_use]
-pub fn ladder(results: &[&PaperResult]) -> Vec<Rung> {
+pub fn ladder(results: &[&PaperResult], ns3: &Ns3) -> Vec<Rung> {
     let figures: Vec<&FigureResult> = results
         .iter()
         .flat_map(|result| {
@@ -66,13 +68,7 @@ pub fn ladder(results: &[&PaperResult]) -> Vec<Rung> {
         lower("V2", "closed forms", checks::closed_forms),
         predictions(&figures),
         cases(&figures),
-        Rung {
-            id: "V4",
-            title: "traces of ns-3",
-            outcome: Outcome::Skipped,
-            detail: "ns-3 is a foreign program (Debian: libns3-dev), and no check depends on one"
-                .into(),
-        },
+        ns3::rung(ns3),
         standard(&figures),
         hidden(&figures),
     ]
@@ -188,7 +184,7 @@ mod tests {
 
     #[test]
     fn without_results_the_lower_rungs_pass_and_the_others_are_skipped() {
-        let rungs = ladder(&[]);
+        let rungs = ladder(&[], &Ns3::Missing("it is not installed".into()));
         let ids: Vec<&str> = rungs.iter().map(|rung| rung.id).collect();
         assert_eq!(ids, ["V0", "V1", "V2", "V3", "V4", "V4", "V5", "V6"]);
         for rung in &rungs {
@@ -216,7 +212,7 @@ mod tests {
             figures.push(FigureResult { figure, facts, notes, error: None, charts });
         }
         let result = PaperResult { paper: "sinic".into(), title: String::new(), figures };
-        let rungs = ladder(&[&result]);
+        let rungs = ladder(&[&result], &Ns3::Missing("it is not installed".into()));
         let outcome = |index: usize| rungs[index].outcome;
         assert_eq!(
             [3, 4, 6, 7].map(outcome),

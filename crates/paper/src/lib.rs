@@ -22,6 +22,7 @@ pub mod compare;
 pub mod data;
 pub mod experiment;
 pub mod ladder;
+pub mod ns3;
 mod papers;
 pub mod report;
 

@@ -9,6 +9,10 @@
 //! By default this arbiter carries it over to the entry's next turn (deficit round robin), so that shares are
 //! those of the weights at any packet size.
 
+mod table;
+
+use self::table::Table;
+
 /// Data lanes, VL0 to VL14.
 pub const LANES: usize = 15;
 /// Entries of a table.
@@ -50,88 +54,6 @@ pub struct Pick {
     pub priority: Priority,
 }
 
-/// A table with its pointer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Table {
-    entries: Vec<Entry>,
-    /// Octets that each entry may still send in this turn; below 0: what it has sent beyond its turns.
-    left: Vec<i64>,
-    at: usize,
-    /// Whether the entry at the pointer has been given its weight.
-    entered: bool,
-}
-
-impl Table {
-    fn new(entries: &[Entry]) -> Self {
-        Self { entries: entries.to_vec(), left: vec![0; entries.len()], at: 0, entered: false }
-    }
-
-    fn weight(&self, index: usize) -> i64 {
-        i64::from(self.entries[index].weight) * i64::from(UNIT)
-    }
-
-    /// Whether an entry may be served, given the lanes that can send.
-    fn serves(&self, index: usize, ready: u16) -> bool {
-        let Entry { lane, weight } = self.entries[index];
-        weight > 0 && ready & (1 << lane) != 0
-    }
-
-    /// The lane whose turn it is among the `ready` ones; the pointer stands at its entry afterwards.
-    fn pick(&mut self, ready: u16, carry: bool) -> Option<u8> {
-        if self.entries.is_empty() {
-            return None;
-        }
-        // A whole round without a packet means that every ready entry is in debt.
-        for _ in 0..=self.entries.len() {
-            if let Some(lane) = self.pick_here(ready) {
-                return Some(lane);
-            }
-            self.advance(carry);
-        }
-        self.skip_rounds(ready)?;
-        for _ in 0..=self.entries.len() {
-            if let Some(lane) = self.pick_here(ready) {
-                return Some(lane);
-            }
-            self.advance(carry);
-        }
-        None
-    }
-
-    fn pick_here(&mut self, ready: u16) -> Option<u8> {
-        if !self.serves(self.at, ready) {
-            // What an idle lane has left is dropped: it would save up otherwise.
-            self.left[self.at] = 0;
-            return None;
-        }
-        if !std::mem::replace(&mut self.entered, true) {
-            self.left[self.at] += self.weight(self.at);
-        }
-        (self.left[self.at] > 0).then_some(self.entries[self.at].lane)
-    }
-
-    fn advance(&mut self, carry: bool) {
-        if !carry {
-            self.left[self.at] = 0;
-        }
-        self.entered = false;
-        self.at = (self.at + 1) % self.entries.len();
-    }
-
-    /// Gives all ready entries the turns that the one nearest to it needs until its next turn pays its debt:
-    /// at once, instead of round by round.
-    fn skip_rounds(&mut self, ready: u16) -> Option<()> {
-        let debtors: Vec<usize> =
-            (0..self.entries.len()).filter(|&index| self.serves(index, ready)).collect();
-        let turns = |&index: &usize| (-self.left[index]).div_euclid(self.weight(index));
-        let fewest = debtors.iter().map(turns).min()?;
-        for index in debtors {
-            self.left[index] += fewest * self.weight(index);
-        }
-        Some(())
-    }
-}
-
 /// The arbiter: call [`next`](Self::next) for a lane, then [`charge`](Self::charge) it for the packet that it
 /// sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -139,7 +61,6 @@ pub struct Arbiter {
     high: Table,
     low: Table,
     high_limit: u8,
-    carry: bool,
     /// Octets that the high table may still send before the low one has its chance.
     high_left: i64,
     /// Whether that chance is due.
@@ -156,13 +77,12 @@ impl Arbiter {
     pub fn new(high: &[Entry], low: &[Entry], high_limit: u8, carry: bool) -> Self {
         let table = |entries: &[Entry]| {
             let used = entries.iter().filter(|entry| usize::from(entry.lane) < LANES);
-            Table::new(&used.take(MAX_ENTRIES).copied().collect::<Vec<_>>())
+            Table::new(&used.take(MAX_ENTRIES).copied().collect::<Vec<_>>(), carry)
         };
         Self {
             high: table(high),
             low: table(low),
             high_limit,
-            carry,
             high_left: i64::from(high_limit) * LIMIT_UNIT,
             low_due: false,
             last: [None; LANES],
@@ -171,6 +91,7 @@ impl Arbiter {
 
     /// The lane that sends the next packet, of those in the bit mask `ready`, which have one and may send it.
     /// `None` if no table serves any of them.
+    #[inline]
     pub fn next(&mut self, ready: u16) -> Option<Pick> {
         if std::mem::take(&mut self.low_due) {
             self.reload();
@@ -178,14 +99,23 @@ impl Arbiter {
                 return Some(pick);
             }
         }
-        match self.high.pick(ready, self.carry) {
+        match self.high.pick(ready) {
             Some(lane) => Some(self.note(lane, Priority::High)),
             None => self.next_low(ready),
         }
     }
 
+    /// As [`next`](Self::next), if the high priority table has the choice and serves one of them.
+    pub fn next_high(&mut self, ready: u16) -> Option<Pick> {
+        if self.low_due || self.high.served() & ready == 0 {
+            return None;
+        }
+        let lane = self.high.pick(ready)?;
+        Some(self.note(lane, Priority::High))
+    }
+
     fn next_low(&mut self, ready: u16) -> Option<Pick> {
-        let lane = self.low.pick(ready, self.carry)?;
+        let lane = self.low.pick(ready)?;
         self.reload();
         Some(self.note(lane, Priority::Low))
     }
@@ -196,10 +126,10 @@ impl Arbiter {
 
     fn note(&mut self, lane: u8, priority: Priority) -> Pick {
         let at = match priority {
-            Priority::High => self.high.at,
-            Priority::Low => self.low.at,
+            Priority::High => self.high.at(),
+            Priority::Low => self.low.at(),
         };
-        self.last[usize::from(lane)] = Some((priority, at as u8));
+        self.last[usize::from(lane)] = Some((priority, at));
         Pick { lane, priority }
     }
 
@@ -220,24 +150,19 @@ impl Arbiter {
             Priority::High => &mut self.high,
             Priority::Low => &mut self.low,
         };
-        if let Some(left) = table.left.get_mut(usize::from(*index)) {
-            *left = left.saturating_sub(octets).max(-MOST_DEBT);
-        }
+        table.charge(usize::from(*index), octets);
     }
 
     /// Lanes that some entry with a weight serves, as a bit mask.
     #[must_use]
     pub fn served(&self) -> u16 {
-        let entries = self.high.entries.iter().chain(&self.low.entries);
-        let served = entries.filter(|entry| entry.weight > 0);
-        served.fold(0, |mask, entry| mask | 1 << entry.lane)
+        self.high.served() | self.low.served()
     }
 
     /// Writes everything that changes, as words: always as many for one configuration.
     pub fn save(&self, mut write: impl FnMut(u64)) {
         for table in [&self.high, &self.low] {
-            write((table.at as u64) << 1 | u64::from(table.entered));
-            table.left.iter().for_each(|&left| write(left as u64));
+            table.save(&mut write);
         }
         write(self.high_left as u64);
         write(self.low_due.into());
@@ -253,12 +178,7 @@ impl Arbiter {
     /// Reads what [`save`](Self::save) has written. Nothing that it reads makes it panic later.
     pub fn load(&mut self, mut read: impl FnMut() -> u64) {
         for table in [&mut self.high, &mut self.low] {
-            let word = read();
-            table.entered = word & 1 != 0;
-            table.at = ((word >> 1) as usize).min(table.entries.len().saturating_sub(1));
-            for left in &mut table.left {
-                *left = (read() as i64).clamp(-MOST_DEBT, MOST_DEBT);
-            }
+            table.load(&mut read);
         }
         self.high_left = (read() as i64).clamp(-MOST_DEBT, MOST_DEBT);
         self.low_due = read() & 1 != 0;

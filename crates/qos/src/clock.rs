@@ -52,8 +52,17 @@ impl TokenClock {
     /// Octets that pass in so many nanoseconds.
     #[must_use]
     pub fn octets_in(&self, ns: u64) -> u64 {
+        if let Some(bits) = self.rate.checked_mul(ns) {
+            return bits / 8_000_000_000;
+        }
         let octets = u128::from(self.rate) * u128::from(ns) / 8_000_000_000;
         octets.try_into().unwrap_or(u64::MAX)
+    }
+
+    /// How long so many octets take, in nanoseconds; 0 without a rate.
+    #[must_use]
+    pub fn time_of(&self, octets: u64) -> u64 {
+        if self.rate == 0 { 0 } else { self.split(octets).0 }
     }
 
     /// Takes the time of so many octets, sent now.
@@ -62,7 +71,7 @@ impl TokenClock {
             return;
         }
         self.limit_lag(now_ns, Self::LATE_NS);
-        let (ns, rest) = self.time_of(octets);
+        let (ns, rest) = self.split(octets);
         self.next_ns = self.next_ns.saturating_add(ns);
         self.rest = rest;
     }
@@ -72,11 +81,16 @@ impl TokenClock {
         if self.rate == 0 {
             return;
         }
-        let ns = u128::from(octets) * 8_000_000_000 / u128::from(self.rate);
-        self.next_ns = self.next_ns.saturating_sub(ns.try_into().unwrap_or(u64::MAX));
+        let (ns, _) = Self { rest: 0, ..*self }.split(octets);
+        self.next_ns = self.next_ns.saturating_sub(ns);
     }
 
-    fn time_of(&self, octets: u64) -> (u64, u64) {
+    /// The time of so many octets, in nanoseconds, and what is left of a nanosecond.
+    fn split(&self, octets: u64) -> (u64, u64) {
+        let product = octets.checked_mul(8_000_000_000);
+        if let Some(all) = product.and_then(|product| product.checked_add(self.rest)) {
+            return (all / self.rate, all % self.rate);
+        }
         let all = u128::from(octets) * 8_000_000_000 + u128::from(self.rest);
         let (ns, rest) = (all / u128::from(self.rate), all % u128::from(self.rate));
         (ns.try_into().unwrap_or(u64::MAX), rest as u64)

@@ -11,6 +11,9 @@ use crate::config::Config;
 /// Processes that may share a port.
 pub const MEMBERS: usize = 16;
 
+/// Octets of the greatest packet, headers included.
+const PACKET: u64 = 4096 + crate::PACKET_OVERHEAD as u64;
+
 /// What is granted at once to those who come late, as time: they come again for the rest.
 const TURN_NS: u64 = 4_000_000;
 
@@ -68,6 +71,10 @@ pub struct Port {
     members: Vec<Member>,
     /// The member whose turn it is next, for each lane.
     turn: [u8; LANES],
+    /// The members that wait in each lane, as bit masks.
+    waiting: [u16; LANES],
+    /// Lanes in which some member waits, as a bit mask.
+    ready: u16,
     /// What each lane has sent.
     used: [LaneUse; LANES],
 }
@@ -81,6 +88,8 @@ impl Port {
             clock: TokenClock::new(config.rate),
             members: vec![Member::default(); members.clamp(1, MEMBERS)],
             turn: [0; LANES],
+            waiting: [0; LANES],
+            ready: 0,
             used: [LaneUse::default(); LANES],
         }
     }
@@ -105,15 +114,16 @@ impl Port {
 
     /// A member that was another process before: what that one asked for is forgotten.
     pub fn join(&mut self, member: usize) {
-        if let Some(member) = self.members.get_mut(member) {
-            *member = Member::default();
+        if let Some(own) = self.members.get_mut(member) {
+            *own = Member::default();
+            self.note_waiting(member);
         }
     }
 
     /// Octets of each lane that the `member` may send, of what it says that waits there.
     pub fn exchange(&mut self, member: usize, now_ns: u64, demand: &Demand) -> [u32; LANES] {
         // Time passes unused while nobody waits; otherwise somebody was late.
-        let is_busy = self.ready() & self.arbiter.served() != 0;
+        let is_busy = self.ready & self.arbiter.served() != 0;
         let lag_ns = if is_busy { TokenClock::LATE_NS } else { TokenClock::IDLE_NS };
         self.clock.limit_lag(now_ns, lag_ns);
         self.correct(now_ns, demand);
@@ -123,6 +133,7 @@ impl Port {
             for lane in 0..LANES {
                 own.waiting[lane] = own.waiting[lane].saturating_sub(own.granted[lane]);
             }
+            self.note_waiting(member);
         }
         self.grant(now_ns);
         let own = self.members.get_mut(member);
@@ -140,50 +151,69 @@ impl Port {
                 0 => {}
                 _ => self.clock.take(now_ns, unused.unsigned_abs()),
             }
-            self.used[lane] = self.used[lane].plus(&demand.sent[lane]);
+            if demand.sent[lane] != LaneUse::default() {
+                self.used[lane] = self.used[lane].plus(&demand.sent[lane]);
+            }
         }
     }
 
     /// Grants what the clock allows, packet by packet.
     fn grant(&mut self, now_ns: u64) {
-        let mut ready = self.ready();
+        let mut ready = self.ready;
         let mut left = match self.clock.rate() {
             0 => u64::MAX,
-            _ => self.clock.octets_in(TURN_NS).max(4 * 4122),
+            _ => self.clock.octets_in(TURN_NS).max(4 * PACKET),
         };
-        while ready != 0 && left > 0 && self.clock.is_due(now_ns) {
-            let Some(pick) = self.arbiter.next(ready) else { return };
+        // A packet of the high priority table need not sleep until a packet has left: it goes at once, and
+        // the next one waits for it.
+        let early_ns = now_ns.saturating_add(self.clock.time_of(PACKET));
+        while ready != 0 && left > 0 {
+            let pick = match self.clock.is_due(now_ns) {
+                true => self.arbiter.next(ready),
+                false if self.clock.is_due(early_ns) => self.arbiter.next_high(ready),
+                false => None,
+            };
+            let Some(pick) = pick else { return };
             let lane = usize::from(pick.lane);
-            let Some(index) = self.next_member(lane) else {
+            let index = self.next_member(lane);
+            let Some(member) = self.members.get_mut(index) else {
                 ready &= !(1 << lane);
                 continue;
             };
-            let member = &mut self.members[index];
             let octets = member.waiting[lane].min(member.packet[lane].max(1));
             member.waiting[lane] -= octets;
             member.granted[lane] = member.granted[lane].saturating_add(octets);
             self.arbiter.charge(pick, octets);
             self.clock.take(now_ns, octets.into());
             left = left.saturating_sub(octets.into());
-            if self.members.iter().all(|member| member.waiting[lane] == 0) {
-                ready &= !(1 << lane);
+            if member.waiting[lane] == 0 {
+                self.waiting[lane] &= !(1 << index);
+                if self.waiting[lane] == 0 {
+                    ready &= !(1 << lane);
+                    self.ready &= !(1 << lane);
+                }
             }
         }
     }
 
-    /// Lanes in which something waits, as a bit mask.
-    fn ready(&self) -> u16 {
-        let waits = |lane: &usize| self.members.iter().any(|member| member.waiting[*lane] > 0);
-        (0..LANES).filter(waits).fold(0, |ready, lane| ready | 1 << lane)
+    /// Notes in which lanes a member waits.
+    fn note_waiting(&mut self, member: usize) {
+        let own = 1 << member;
+        for lane in 0..LANES {
+            let waits = self.members[member].waiting[lane] > 0;
+            let waiting = self.waiting[lane] & !own | if waits { own } else { 0 };
+            self.waiting[lane] = waiting;
+            self.ready = self.ready & !(1 << lane) | u16::from(waiting != 0) << lane;
+        }
     }
 
-    fn next_member(&mut self, lane: usize) -> Option<usize> {
-        let count = self.members.len();
-        let first = usize::from(self.turn[lane]);
-        let waits = |index: &usize| self.members[*index].waiting[lane] > 0;
-        let index = (0..count).map(|step| (first + step) % count).find(waits)?;
-        self.turn[lane] = ((index + 1) % count) as u8;
-        Some(index)
+    /// The member whose turn it is in a lane, of those that wait there; [`MEMBERS`] if none does.
+    fn next_member(&mut self, lane: usize) -> usize {
+        let waiting = self.waiting[lane];
+        let ahead = waiting & u16::MAX.checked_shl(self.turn[lane].into()).unwrap_or(0);
+        let index = if ahead != 0 { ahead } else { waiting }.trailing_zeros() as usize;
+        self.turn[lane] = if index + 1 < self.members.len() { index as u8 + 1 } else { 0 };
+        index
     }
 
     /// Writes everything that changes, as words: always as many for one configuration and number of members.
@@ -215,10 +245,15 @@ impl Port {
         for used in &mut self.used {
             *used = LaneUse { octets: read(), packets: read(), wait_ns: read(), waits: read() };
         }
-        for member in &mut self.members {
+        (self.waiting, self.ready) = ([0; LANES], 0);
+        for (index, member) in self.members.iter_mut().enumerate() {
             for lane in 0..LANES {
                 let word = read();
                 (member.waiting[lane], member.granted[lane]) = ((word >> 32) as u32, word as u32);
+                if member.waiting[lane] > 0 {
+                    self.waiting[lane] |= 1 << index;
+                    self.ready |= 1 << lane;
+                }
             }
             for packet in &mut member.packet {
                 // Below this a grant of much would take too many steps.
@@ -315,6 +350,30 @@ mod tests {
         more.unused[0] = -1000;
         port.exchange(0, start, &more);
         assert_eq!(port.next_ns(), before - 3122);
+    }
+
+    #[test]
+    fn a_packet_of_the_high_table_goes_at_once_and_the_rate_stays() {
+        let high = vec![Entry { lane: 1, weight: 255 }];
+        let mut port = Port::new(&Config { high, ..config(&[(0, 1)], 1_000_000_000) }, 2);
+        let (mut now, start) = (1 << 40, 1 << 40);
+        let (mut bulk, mut pings) = (0, 0);
+        while now < start + 1_000_000_000 {
+            bulk += u64::from(port.exchange(0, now, &demand(0, 300_000))[0]);
+            if now % 7 == 0 {
+                assert!(port.next_ns() > now, "the bulk data take all there is");
+                assert_eq!(port.exchange(1, now, &demand(1, 34))[1], 34, "at {now}");
+                pings += 34;
+            }
+            now += 20_001;
+        }
+        // 1 ms more, as the port was idle before.
+        let all = (bulk + pings) as f64 / 125.125e6;
+        assert!((all - 1.0).abs() < 0.001, "{bulk} and {pings}");
+        // Of many packets, one goes early.
+        let early = port.exchange(1, now, &demand(1, 300_000))[1];
+        assert!(early <= 125_000, "{early}");
+        assert!(port.next_ns() <= now + 2 * 32_976, "{} after {now}", port.next_ns());
     }
 
     #[test]

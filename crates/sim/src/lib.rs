@@ -22,6 +22,7 @@
 //! | `plan` | what a seed draws: features, weights, faults |
 //! | `datagrams` | simulated UDP |
 //! | `startup` | the start-up of plain iWARP, in the place of connection management |
+//! | `startup_link` | the same on streams of the adapters' own TCP |
 //! | `setup`, `load`, `drive`, `faults` | programs on reliable connections |
 //! | `placement` | what they do and check of atomic writes and flushes |
 //! | `model`, `check`, `events` | their oracle |
@@ -72,6 +73,7 @@ mod run;
 mod services;
 mod setup;
 mod startup;
+mod startup_link;
 mod trace;
 mod world;
 

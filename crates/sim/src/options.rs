@@ -16,6 +16,8 @@ pub enum Service {
     Xrc,
     /// Plain iWARP.
     Iwarp,
+    /// Plain iWARP over the adapters' own TCP, on a network of IP packets.
+    IwarpTcp,
     /// QPIP: connections of TCP, with nothing in between.
     Qpip,
     /// Active Messages: everybody sends requests to everybody, over reliable connections.
@@ -24,8 +26,16 @@ pub enum Service {
 
 impl Service {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Rc, Self::Uc, Self::Ud, Self::Xrc, Self::Iwarp, Self::Qpip, Self::Am];
+    pub const ALL: [Self; 8] = [
+        Self::Rc,
+        Self::Uc,
+        Self::Ud,
+        Self::Xrc,
+        Self::Iwarp,
+        Self::Qpip,
+        Self::Am,
+        Self::IwarpTcp,
+    ];
 
     /// The service that a seed draws: more often than not reliable connections, which can do most.
     #[must_use]
@@ -33,6 +43,9 @@ impl Service {
         // A draw of its own, so that most seeds keep their service.
         if Rng::new(seed, 9).percent(8) {
             return Self::Am;
+        }
+        if Rng::new(seed, 10).percent(7) {
+            return Self::IwarpTcp;
         }
         Self::ALL[Rng::new(seed, 4).weighted(&[6, 1, 1, 1, 1, 1])]
     }
@@ -46,6 +59,7 @@ impl Service {
             Self::Ud => "ud",
             Self::Xrc => "xrc",
             Self::Iwarp => "iwarp",
+            Self::IwarpTcp => "iwarp-tcp",
             Self::Qpip => "qpip",
             Self::Am => "am",
         }

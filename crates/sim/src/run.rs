@@ -40,7 +40,7 @@ pub fn run(seed: u64, options: &Options) -> Report {
             guard(&mut world, |world| messages::go(world, &mut load));
             load.tally
         }
-        Service::Uc | Service::Ud | Service::Xrc | Service::Iwarp => {
+        Service::Uc | Service::Ud | Service::Xrc | Service::Iwarp | Service::IwarpTcp => {
             let mut load = Services::new(plan, service, rng, options);
             guard(&mut world, |world| services::go(world, &mut load));
             load.tally

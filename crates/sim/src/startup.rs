@@ -10,24 +10,24 @@ use crate::network::{Packet, Phase, Stream};
 use crate::world::{World, WorldEvent};
 
 /// How long connection management waits for the start-up to be over.
-const PATIENCE_NS: u64 = 10_000_000_000;
+pub(crate) const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// An end of a stream whose start-up is not over.
 pub struct Startup {
-    machine: Machine,
-    params: Params,
+    pub(crate) machine: Machine,
+    pub(crate) params: Params,
     /// The queue pair that the stream is for.
     pub qp: QpId,
 }
 
-enum Machine {
+pub(crate) enum Machine {
     Initiator(Initiator),
     Responder(Responder),
 }
 
 impl Startup {
     /// Takes bytes: how many were used, and what was agreed on if the start-up is over.
-    fn handle(&mut self, bytes: &[u8]) -> Result<(usize, Option<Negotiated>), Failure> {
+    pub(crate) fn handle(&mut self, bytes: &[u8]) -> Result<(usize, Option<Negotiated>), Failure> {
         match &mut self.machine {
             Machine::Initiator(initiator) => match initiator.handle(bytes)? {
                 (used, None) => Ok((used, None)),
@@ -46,7 +46,7 @@ impl Startup {
     }
 
     /// What is to be sent.
-    fn transmit(&mut self) -> Vec<u8> {
+    pub(crate) fn transmit(&mut self) -> Vec<u8> {
         let mut bytes = vec![0; 1024];
         let len = match &mut self.machine {
             Machine::Initiator(initiator) => initiator.poll_transmit(&mut bytes),
@@ -56,7 +56,7 @@ impl Startup {
         bytes
     }
 
-    fn role(&self) -> Role {
+    pub(crate) fn role(&self) -> Role {
         match self.machine {
             Machine::Initiator(_) => Role::Initiator,
             Machine::Responder(_) => Role::Responder,
@@ -65,7 +65,7 @@ impl Startup {
 }
 
 /// A start-up that ends in no connection.
-struct Failure;
+pub(crate) struct Failure;
 
 impl From<SetupError> for Failure {
     fn from(_: SetupError) -> Self {

@@ -20,6 +20,7 @@ use crate::frames::Frames;
 use crate::memory::{Reach, SharedSpace};
 use crate::network::{Network, Packet, Profile};
 use crate::rng::Rng;
+use crate::startup_link::LinkStart;
 use crate::trace::Trace;
 
 /// How a host serves its adapter.
@@ -110,6 +111,8 @@ pub enum WorldEvent {
     Linked { host: usize, from: usize, message: LinkMessage },
     /// The start-up of a stream of plain iWARP has taken too long.
     StartupLate { stream: usize, side: usize },
+    /// The same of one over the adapters' own TCP.
+    LinkLate { link: usize, side: usize },
     /// A datagram arrives.
     Datagram { host: usize, arrival: Arrival, bytes: Arc<[u8]> },
     /// A frame arrives.
@@ -211,6 +214,8 @@ pub struct World {
     pub strangers: BTreeSet<(usize, ConnId)>,
     /// Queue pairs, by host, whose streams were lost before the adapter had them.
     pub failed_startups: Vec<(usize, QpId)>,
+    /// Start-ups of plain iWARP over the adapters' own TCP.
+    pub(crate) starts: Vec<LinkStart>,
     pub(crate) scratch: Vec<u8>,
 }
 
@@ -243,6 +248,7 @@ impl World {
             violation: None,
             strangers: BTreeSet::new(),
             failed_startups: Vec::new(),
+            starts: Vec::new(),
             scratch: Vec::new(),
         }
     }
@@ -347,6 +353,7 @@ impl World {
             WorldEvent::ReachedLink { host, conn, peer } => self.reached_link(host, conn, peer),
             WorldEvent::Linked { host, from, message } => self.linked(host, from, message),
             WorldEvent::StartupLate { stream, side } => self.startup_late(stream, side),
+            WorldEvent::LinkLate { link, side } => self.link_late(link, side),
             WorldEvent::Datagram { host, arrival, bytes } => self.datagram(host, &arrival, &bytes),
             WorldEvent::Frame { host, bytes } => self.frame(host, &bytes),
             WorldEvent::Frames { host } => self.joined_frames(host),

@@ -34,6 +34,8 @@ static int pattern_file, listener;
 static int fd[2], epfd, mode;
 /* Octets sent by an end, and read by an end. */
 static long sent[2], got[2];
+/* What an end had read when an urgent octet came: FIONREAD ends there until it reads on. */
+static long urgent_at[2];
 
 static unsigned draw(unsigned below) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -165,6 +167,7 @@ static void receive_op(int end) {
 
 static void waiting_op(int end) {
     int count = -1;
+    if (urgent_at[end] == got[end]) return;
     double begin = seconds();
     while (count != unread(end)) {
         must(ioctl(fd[end], FIONREAD, &count) == 0, "FIONREAD");
@@ -413,6 +416,7 @@ static void urgent_op(int end) {
     must(send(fd[end], "!", 1, MSG_OOB) == 1, "MSG_OOB");
     struct pollfd entry = {.fd = fd[1 - end], .events = POLLPRI};
     must(poll(&entry, 1, 5000) == 1 && recv(fd[1 - end], &octet, 1, MSG_OOB) == 1, "urgent octet");
+    urgent_at[1 - end] = got[1 - end];
     printf("urgent %c\n", octet);
     renew(0, dup(fd[0]));
 }
@@ -447,6 +451,7 @@ static void connect_all(void) {
     for (int end = 0; end < 2; end++) setsockopt(fd[end], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     memset(sent, 0, sizeof sent);
     memset(got, 0, sizeof got);
+    memset(urgent_at, -1, sizeof urgent_at);
     mode = draw(5);
     epfd = epoll_create1(0);
     int watched_first = draw(2);

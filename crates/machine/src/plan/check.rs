@@ -166,12 +166,18 @@ impl Plan {
         within("link.rate", self.link.rate.0, 1_000_000, 10_000_000_000_000)?;
         within("link.delay", self.link.delay.0, 0, 1_000_000_000_000)?;
         within("link.loss_ppm", self.link.loss_ppm.into(), 0, 1_000_000)?;
+        within("link.drops", self.link.drops.len() as u64, 0, 1000)?;
         let hca = self.nic.kind == NicKind::Hca;
         let (least, most) = match self.nic.kind {
             NicKind::Lanai => (1280, 16_384),
             NicKind::Hca => (256, 4096),
             _ => (576, 9000),
         };
+        let sockets = self.nic.kind != NicKind::Lanai && !hca;
+        need(sockets || self.link.drops.is_empty(), "link.drops", || {
+            "only NICs under sockets lose certain frames: use link.loss_ppm, or another nic.kind"
+                .into()
+        })?;
         need(!hca || self.link.mtu.is_power_of_two(), "link.mtu", || {
             format!("{}: InfiniBand has 256, 512, 1024, 2048 and 4096", self.link.mtu)
         })?;

@@ -275,6 +275,9 @@ pub struct LinkPlan {
     pub delay: Span,
     /// Frames lost of a million.
     pub loss_ppm: u32,
+    /// Numbers, from 1, of frames that are lost. Frames that carry an IP packet of `mtu` bytes count, those
+    /// of all links together.
+    pub drops: Vec<u32>,
     /// What a frame takes.
     pub framing: Framing,
     /// Bytes of an IP packet.
@@ -524,6 +527,7 @@ impl Default for LinkPlan {
             rate: Rate(10_000_000_000),
             delay: Span(US),
             loss_ppm: 0,
+            drops: Vec::new(),
             framing: Framing::Ethernet,
             mtu: 1500,
             peers: 1,

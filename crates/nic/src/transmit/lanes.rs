@@ -18,15 +18,20 @@ use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::types::{QpId, Time};
 
+mod backlog;
+mod settings;
 mod vl15;
 
+use self::backlog::{Backlog, Share, demand, octets, packet_of, packets, size_of};
 use super::Gather;
 use super::marking::service_level;
 
-/// A turn with fewer octets left is over: what is left counts for the next one.
+/// A turn with fewer octets left is over unless that is all it needs: what is left counts for the next one.
 const LEAST_TURN: i64 = 256;
-/// Queue pairs of a lane that are asked how much they have: those that follow have their turn later anyway.
+/// Queue pairs of a lane that have a turn, and are asked at each exchange how much more they have.
 const ASKED: usize = 16;
+/// Octets of the greatest packet, headers included.
+const GREATEST_PACKET: u64 = 4096 + PACKET_OVERHEAD as u64;
 /// A lane says no more than this of what waits there, in octets.
 const DEMAND_OCTETS: u64 = 64 << 20;
 /// Between two looks at the port, in nanoseconds: each grants what has become due meanwhile.
@@ -80,6 +85,10 @@ pub(crate) struct Turn {
     parked: bool,
     /// The lane of its turn.
     lane: u8,
+    /// Whether a lane lists it among those that have a turn.
+    listed: bool,
+    /// What the lane of its turn counts as waiting of it.
+    share: Share,
     /// Since when it waits.
     since: Time,
     /// Its own rate, if it has one.
@@ -91,7 +100,8 @@ pub(crate) struct Turn {
 struct Lane {
     queue: VecDeque<QpId>,
     /// Queue pairs that have a turn which they have not used up: their sockets take it when they are asked.
-    active: Vec<QpId>,
+    active: VecDeque<QpId>,
+    backlog: Backlog,
     /// Octets that were granted and not given to a queue pair; below 0: that were sent and not granted.
     balance: i64,
     /// What was sent since the port was told.
@@ -103,10 +113,16 @@ struct Lane {
 /// The lanes of an adapter.
 pub(crate) struct Lanes {
     config: Config,
+    /// The lane of each service level; `LANES` for one whose packets are discarded.
+    lane_of: [u8; 16],
+    /// Lanes that have a weight, as a bit mask.
+    served: u16,
     port: Box<dyn PortShare>,
     lanes: [Lane; LANES],
     /// Lanes with queue pairs that wait, as a bit mask.
     waiting: u16,
+    /// Whether some lane has a balance.
+    unsettled: bool,
     /// Queue pairs that wait for their own rate, or that of their service level.
     resting: BTreeSet<(Time, QpId)>,
     /// Queue pairs whose packets are discarded.
@@ -114,32 +130,49 @@ pub(crate) struct Lanes {
     /// How often the configuration has changed.
     changes: u32,
     sl_clocks: [Option<Box<TokenClock>>; 16],
+    /// Whether some service level has a rate.
+    has_rates: bool,
     default_level: u8,
     /// Before this the port has nothing.
     not_before: Time,
+    /// Lanes of the high priority table, as a bit mask, and how much earlier the port has something for
+    /// them, in nanoseconds.
+    high: (u16, u64),
     alarm: Option<Time>,
 }
 
 impl Lanes {
     fn new(config: Config, port: Box<dyn PortShare>) -> Self {
-        let sl_clocks = sl_clocks(&config);
-        Self {
-            config,
+        let mut new = Self {
+            config: Config::default(),
+            lane_of: [0; 16],
+            served: 0,
             port,
             lanes: Default::default(),
             waiting: 0,
+            unsettled: false,
             resting: BTreeSet::new(),
             discarding: Vec::new(),
-            changes: 1,
-            sl_clocks,
+            changes: 0,
+            sl_clocks: Default::default(),
+            has_rates: false,
             default_level: 0,
             not_before: Time(0),
+            high: (0, 0),
             alarm: None,
-        }
+        };
+        new.set_config(config);
+        new
     }
 
     fn set_config(&mut self, config: Config) {
         self.sl_clocks = sl_clocks(&config);
+        let high = config.high.iter().filter(|entry| entry.weight > 0);
+        let packet_ns = TokenClock::new(config.rate).time_of(GREATEST_PACKET);
+        self.high = (high.fold(0, |lanes, entry| lanes | 1 << entry.lane), packet_ns);
+        self.has_rates = self.sl_clocks.iter().any(Option::is_some);
+        self.lane_of = std::array::from_fn(|sl| config.lane_of(sl as u8).unwrap_or(LANES as u8));
+        self.served = !config.starved_lanes();
         self.config = config;
         self.changes = self.changes.wrapping_add(1);
     }
@@ -157,6 +190,27 @@ impl Lanes {
         self.config.dscp_of(sl)
     }
 
+    /// Whether [`Adapter::serve_lanes`] has something to do.
+    #[inline]
+    pub(crate) fn is_due(&self, now: Time) -> bool {
+        !self.discarding.is_empty()
+            || self.resting.first().is_some_and(|&(at, _)| at <= now)
+            || now >= self.due_at() && (self.waiting != 0 || self.unsettled)
+    }
+
+    /// From when on the port may have something for what waits.
+    fn due_at(&self) -> Time {
+        let early_ns = if self.waiting & self.high.0 != 0 { self.high.1 } else { 0 };
+        Time(self.not_before.0.saturating_sub(early_ns))
+    }
+
+    /// Until when a queue pair waits for its own rate, or that of its service level.
+    fn rests_until(&self, qp: &Qp, sl: u8, now: Time) -> Option<Time> {
+        let clocks = [qp.turn.clock.as_ref(), self.sl_clocks[usize::from(sl) & 15].as_ref()];
+        let rests = clocks.into_iter().flatten().filter(|clock| !clock.is_due(now.0));
+        rests.map(|clock| Time(clock.next_ns())).max()
+    }
+
     fn lane(&mut self, lane: u8) -> &mut Lane {
         &mut self.lanes[usize::from(lane) % LANES]
     }
@@ -165,56 +219,6 @@ impl Lanes {
 fn sl_clocks(config: &Config) -> [Option<Box<TokenClock>>; 16] {
     let clock = |rate: u64| Box::new(TokenClock::new(rate));
     config.sl_rates.map(|rate| (rate > 0).then(|| clock(rate)))
-}
-
-/// Octets of the greatest packet of a queue pair.
-fn packet_of(qp: &Qp) -> u32 {
-    mtu_of(qp) + PACKET_OVERHEAD
-}
-
-fn mtu_of(qp: &Qp) -> u32 {
-    match qp.attr.path_mtu {
-        code @ 1..=5 => 128 << code,
-        _ => 4096,
-    }
-}
-
-/// Octets that so much payload takes, in packets.
-fn octets(qp: &Qp, payload: u64) -> u64 {
-    payload + payload.div_ceil(mtu_of(qp).into()).max(1) * u64::from(PACKET_OVERHEAD)
-}
-
-/// Octets that a queue pair could transmit now, in packets.
-fn demand(qp: &Qp) -> u64 {
-    use crate::stream::Answer;
-    let answers: u64 = match &qp.path {
-        Path::Stream(stream) => {
-            let size = |answer: &Answer| match answer {
-                Answer::Read { size, msg, .. } => size - msg.as_ref().map_or(0, |msg| msg.offset()),
-                Answer::Atomic { .. } => 8,
-            };
-            stream.answers.iter().map(|answer| octets(qp, size(answer).into())).sum()
-        }
-        _ => 0,
-    };
-    let handing = match &qp.path {
-        Path::Tcp(path) if path.unhanded > 0 => octets(qp, path.unhanded.into()),
-        _ => 0,
-    };
-    let begun = qp.requester.offset > 0 && qp.requester.failing.is_none();
-    if !begun && !crate::requester::may_begin(qp) {
-        return answers + handing;
-    }
-    let direct = match &qp.path {
-        Path::Channel(path) => path.direct_done,
-        _ => 0,
-    };
-    let done = u64::from(direct.max(qp.requester.offset.saturating_sub(1)));
-    let payload = qp.requester.waiting_bytes.saturating_sub(done);
-    let requests = u64::from(qp.sq.tail.wrapping_sub(qp.sq.next));
-    // Each begins a packet of its own.
-    let packets = requests.max(1) * u64::from(PACKET_OVERHEAD);
-    answers + handing + octets(qp, payload) + packets - u64::from(PACKET_OVERHEAD)
 }
 
 /// Whether a queue pair has a turn. One without it waits by [`park`].
@@ -263,16 +267,30 @@ pub(crate) fn charge<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
 
 #[cold]
 fn charge_turn<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
-    let sl = service_level(qp, hub);
-    let Some(qos) = &mut hub.qos else { return };
     let octets = octets(qp, payload.into());
+    charge_rates(qp, hub, octets);
+    let Some(qos) = &mut hub.qos else { return };
+    let packets = packets(qp, payload.into());
     let lane = qos.lane(qp.turn.lane);
     lane.sent.octets += octets;
-    lane.sent.packets += u64::from(payload.div_ceil(mtu_of(qp)).max(1));
+    lane.sent.packets += packets;
     qp.turn.left -= octets as i64;
-    if qp.turn.left < LEAST_TURN {
-        lane.balance += std::mem::take(&mut qp.turn.left);
+    let left = qp.turn.left;
+    if left <= 0 || left < LEAST_TURN && demand(qp) > left.unsigned_abs() {
+        let left = std::mem::take(&mut qp.turn.left);
+        lane.balance += left;
+        qos.unsettled |= left != 0;
     }
+}
+
+/// Charges the rates of a queue pair and of its service level.
+fn charge_rates<P>(qp: &mut Qp, hub: &mut Hub<P>, octets: u64) {
+    let has_rates = hub.qos.as_ref().is_some_and(|qos| qos.has_rates);
+    if !has_rates && qp.turn.clock.is_none() {
+        return;
+    }
+    let sl = service_level(qp, hub);
+    let Some(qos) = &mut hub.qos else { return };
     let clocks = [qp.turn.clock.as_mut(), qos.sl_clocks[usize::from(sl)].as_mut()];
     for clock in clocks.into_iter().flatten() {
         clock.limit_lag(hub.now.0, TokenClock::IDLE_NS);
@@ -285,10 +303,21 @@ fn charge_turn<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
 pub(crate) fn end_turn<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     let Some(qos) = &mut hub.qos else { return };
     let left = std::mem::take(&mut qp.turn.left);
+    let lane = qos.lane(qp.turn.lane);
+    if !qp.turn.parked {
+        lane.backlog.remove(&mut qp.turn.share);
+    }
     if left > 0 {
-        qos.lane(qp.turn.lane).balance += left;
+        lane.balance += left;
+        qos.unsettled = true;
         qos.not_before = Time(0);
     }
+}
+
+/// A queue pair that leaves waits no more.
+pub(crate) fn leave<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    qp.turn.parked = false;
+    end_turn(qp, hub);
 }
 
 /// Ends the turn of a queue pair that has more to transmit, which it does in its next one.
@@ -306,39 +335,69 @@ pub(crate) fn end_idle_turn<P>(qp: &mut Qp, hub: &mut Hub<P>) {
     }
 }
 
+/// Counts what a queue pair that waits for its turn has now.
+#[cold]
+pub(crate) fn count_again<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Some(qos) = &mut hub.qos else { return };
+    if qp.turn.parked && !qp.turn.share.is_empty() {
+        // As long as it stands in the queue it has something: else the port would never call it.
+        let (size, octets) = (size_of(qp), demand(qp).max(1));
+        qos.lane(qp.turn.lane).backlog.set(&mut qp.turn.share, size, octets);
+    }
+}
+
 /// Has a queue pair wait in its lane, if it has something to transmit.
 #[cold]
 pub(crate) fn park<P>(qp: &mut Qp, hub: &mut Hub<P>) {
-    if qp.turn.parked || demand(qp) == 0 {
-        return;
+    if qp.turn.parked {
+        return count_again(qp, hub);
     }
     let sl = service_level(qp, hub);
-    let now = hub.now;
+    let (now, octets) = (hub.now, demand(qp));
     let Some(qos) = &mut hub.qos else { return };
+    qos.lane(qp.turn.lane).backlog.remove(&mut qp.turn.share);
+    if octets == 0 {
+        return;
+    }
     qp.turn.parked = true;
     qp.turn.since = now;
-    let Some(lane) = qos.config.lane_of(sl) else {
+    let lane = qos.lane_of[usize::from(sl) & 15];
+    if usize::from(lane) >= LANES {
         // Not here: the caller is in the middle of a request.
         qos.discarding.push(qp.id);
         return hub.set_lanes_alarm(Some(now));
-    };
-    let clocks = [qp.turn.clock.as_ref(), qos.sl_clocks[usize::from(sl)].as_ref()];
-    let rests = clocks.into_iter().flatten().filter(|clock| !clock.is_due(now.0));
-    let at = match rests.map(|clock| Time(clock.next_ns())).max() {
+    }
+    let at = match qos.rests_until(qp, sl, now) {
         Some(until) => {
             qos.resting.insert((until, qp.id));
             until
         }
         None => {
             qp.turn.lane = lane;
-            qos.lane(lane).queue.push_back(qp.id);
+            let size = size_of(qp);
+            let place = qos.lane(lane);
+            place.backlog.set(&mut qp.turn.share, size, octets);
+            place.queue.push_back(qp.id);
             qos.waiting |= 1 << lane;
-            qos.not_before.max(now)
+            qos.due_at().max(now)
         }
     };
     let sooner = qos.alarm.is_none_or(|alarm| at < alarm);
     if sooner {
         hub.set_lanes_alarm(Some(at));
+    }
+}
+
+/// Lists a queue pair that goes on with its turn when its socket takes more.
+fn note_active<P>(qp: &mut Qp, hub: &mut Hub<P>) {
+    let Some(qos) = &mut hub.qos else { return };
+    let lane = qos.lane(qp.turn.lane);
+    if qp.turn.left > 0 && (!qp.turn.share.is_empty() || matches!(qp.path, Path::Stream(_))) {
+        if !std::mem::replace(&mut qp.turn.listed, true) {
+            lane.active.push_back(qp.id);
+        }
+    } else if !qp.turn.parked {
+        lane.backlog.remove(&mut qp.turn.share);
     }
 }
 
@@ -361,67 +420,6 @@ impl<P> Hub<P> {
 }
 
 impl<P: Probe> Adapter<P> {
-    /// Has queue pairs send as `config` says, by a port of this adapter alone, or by `shared`. Queue pairs
-    /// that wait go on waiting: nothing is lost or sent twice.
-    pub fn set_qos(&mut self, config: Config, shared: Option<Box<dyn PortShare>>) {
-        match &mut self.hub.qos {
-            Some(qos) => {
-                match shared {
-                    Some(port) => qos.port = port,
-                    None => qos.port.configure(&config),
-                }
-                qos.set_config(config);
-                self.sort_again();
-            }
-            None => {
-                let own = || Box::new(OwnPort(Port::new(&config, 1))) as Box<dyn PortShare>;
-                let port = shared.unwrap_or_else(own);
-                self.hub.qos = Some(Box::new(Lanes::new(config, port)));
-            }
-        }
-    }
-
-    /// The configuration of quality of service, if there is one.
-    #[must_use]
-    pub fn qos(&self) -> Option<&Config> {
-        self.hub.qos.as_ref().map(|qos| &qos.config)
-    }
-
-    /// How often quality of service was configured, also by other processes; 0: never.
-    #[must_use]
-    pub fn qos_changes(&self) -> u32 {
-        self.hub.qos.as_ref().map_or(0, |qos| qos.changes)
-    }
-
-    /// What each lane has sent, if there is a configuration.
-    #[must_use]
-    pub fn lane_use(&self) -> Option<[LaneUse; LANES]> {
-        let qos = self.hub.qos.as_ref()?;
-        Some(std::array::from_fn(|lane| qos.lanes[lane].total.plus(&qos.lanes[lane].sent)))
-    }
-
-    /// Puts the queue pairs that wait into the lanes that their service levels have now.
-    fn sort_again(&mut self) {
-        let Some(qos) = &mut self.hub.qos else { return };
-        let mut all: Vec<QpId> =
-            std::mem::take(&mut qos.resting).into_iter().map(|(_, id)| id).collect();
-        all.append(&mut qos.discarding);
-        for lane in &mut qos.lanes {
-            all.extend(lane.queue.drain(..));
-        }
-        qos.waiting = 0;
-        qos.not_before = Time(0);
-        self.hub.set_lanes_alarm(None);
-        for id in all {
-            if let Some((qp, hub)) = self.qp_and_hub(id) {
-                let since = qp.turn.since;
-                qp.turn.parked = false;
-                park(qp, hub);
-                qp.turn.since = since;
-            }
-        }
-    }
-
     /// The alarm of the lanes has gone off.
     pub(crate) fn lanes_alarm(&mut self) {
         if let Some(qos) = &mut self.hub.qos {
@@ -440,10 +438,7 @@ impl<P: Probe> Adapter<P> {
         }
         self.discard_requests();
         let Some(qos) = &mut self.hub.qos else { return };
-        if qos.waiting == 0 && qos.lanes.iter().all(|lane| lane.balance == 0) {
-            return self.set_next_alarm(now);
-        }
-        if now < qos.not_before {
+        if now < qos.due_at() || qos.waiting == 0 && !qos.unsettled {
             return self.set_next_alarm(now);
         }
         // What one lane does not use another may: twice is enough, as every demand is known.
@@ -482,103 +477,118 @@ impl<P: Probe> Adapter<P> {
 
     /// Tells the port what waits, and takes what it grants; whether that is anything.
     fn exchange(&mut self, now: Time) -> bool {
-        let Self { qps, hub } = self;
-        let Some(qos) = &mut hub.qos else { return false };
+        for index in 0..LANES {
+            self.count_active(index);
+        }
+        let Some(qos) = &mut self.hub.qos else { return false };
+        qos.unsettled = false;
         let mut told = Demand::default();
         for (index, lane) in qos.lanes.iter_mut().enumerate() {
             told.unused[index] = std::mem::take(&mut lane.balance);
-            told.sent[index] = std::mem::take(&mut lane.sent);
-            lane.total = lane.total.plus(&told.sent[index]);
-            let mut octets = 0;
-            lane.active.retain(|&id| qps.get(id).is_some_and(|qp| qp.turn.left > 0));
-            let all = lane.queue.iter().chain(&lane.active);
-            for &id in all.take(ASKED) {
-                if let Some(qp) = qps.get(id) {
-                    octets += demand(qp).saturating_sub(qp.turn.left.unsigned_abs());
-                    told.packet[index] = told.packet[index].max(packet_of(qp));
-                }
-                if octets >= DEMAND_OCTETS {
-                    break;
-                }
+            if lane.sent != LaneUse::default() {
+                told.sent[index] = std::mem::take(&mut lane.sent);
+                lane.total = lane.total.plus(&told.sent[index]);
             }
-            told.octets[index] = octets.min(DEMAND_OCTETS) as u32;
+            told.octets[index] = lane.backlog.octets().min(DEMAND_OCTETS) as u32;
+            told.packet[index] = lane.backlog.packet();
         }
         let (granted, next) = qos.port.exchange(now, &told);
         qos.not_before = next;
+        let mut any = false;
         for (lane, &granted) in qos.lanes.iter_mut().zip(&granted) {
             lane.balance += i64::from(granted);
+            any |= granted > 0;
         }
-        granted.iter().any(|&granted| granted > 0)
+        qos.unsettled = any;
+        any
+    }
+
+    /// Counts what queue pairs that have a turn have in addition to it; some, if there are many.
+    fn count_active(&mut self, index: usize) {
+        let Self { qps, hub } = self;
+        let Some(qos) = &mut hub.qos else { return };
+        let Lane { active, backlog, .. } = &mut qos.lanes[index];
+        for _ in 0..active.len().min(ASKED) {
+            let Some(id) = active.pop_front() else { return };
+            let Some(qp) = qps.get_mut(id) else { continue };
+            qp.turn.listed = qp.turn.left > 0 && usize::from(qp.turn.lane) == index;
+            if qp.turn.listed {
+                let (size, octets) = (size_of(qp), demand(qp));
+                let more = octets.saturating_sub(qp.turn.left.unsigned_abs());
+                backlog.set(&mut qp.turn.share, size, more);
+                active.push_back(id);
+            } else if !qp.turn.parked && usize::from(qp.turn.lane) == index {
+                backlog.remove(&mut qp.turn.share);
+            }
+        }
     }
 
     /// Gives what was granted to the queue pairs that wait. Whether something was left that they cannot use.
     fn give_turns(&mut self) -> bool {
-        let mut left = false;
+        let Some(qos) = &mut self.hub.qos else { return false };
+        qos.unsettled = false;
         for index in 0..LANES {
-            let Some(qos) = &mut self.hub.qos else { return false };
-            let mut waiting = qos.lanes[index].queue.len();
+            // Those that wait again are the last in the queue: a whole round may be due.
             while let Some(qos) = &mut self.hub.qos
-                && qos.lanes[index].balance > 0
-                && waiting > 0
-                && let Some(id) = qos.lanes[index].queue.pop_front()
+                && let lane = &mut qos.lanes[index]
+                && lane.balance > 0
+                && let sharers = lane.queue.len() as i64
+                && let Some(id) = lane.queue.pop_front()
             {
-                if !self.give_turn(index, id, waiting as i64) {
+                if !self.give_turn(index, id, sharers) {
                     break;
                 }
-                // Those that wait again are the last in the queue: a whole round may be due.
-                let Some(qos) = &mut self.hub.qos else { return false };
-                waiting = qos.lanes[index].queue.len();
             }
             let Some(qos) = &mut self.hub.qos else { return false };
             let lane = &qos.lanes[index];
             if lane.queue.is_empty() {
                 qos.waiting &= !(1 << index);
             }
-            left |= lane.balance != 0;
+            qos.unsettled |= lane.balance != 0;
         }
-        left
+        self.hub.qos.as_ref().is_some_and(|qos| qos.unsettled)
     }
 
     /// Gives a turn to a queue pair that was taken from the queue of a lane, in which `sharers` waited.
     /// Whether the lane has more to give.
-    fn give_turn(&mut self, lane: usize, id: QpId, sharers: i64) -> bool {
+    fn give_turn(&mut self, index: usize, id: QpId, sharers: i64) -> bool {
         let Some((qp, hub)) = self.qp_and_hub(id) else { return true };
         let Some(qos) = &mut hub.qos else { return false };
-        qp.turn.parked = false;
+        let lane = &mut qos.lanes[index];
         let wanted = demand(qp).min(i64::MAX as u64) as i64;
+        let packet = i64::from(packet_of(qp));
+        // A part of a packet is not sent: it counts for the next one.
+        if wanted > 0 && lane.balance < wanted.min(packet) {
+            lane.queue.push_front(id);
+            let size = size_of(qp);
+            lane.backlog.set(&mut qp.turn.share, size, wanted as u64);
+            return false;
+        }
+        qp.turn.parked = false;
+        let mut turn = 0;
         if wanted > 0 {
-            let lane = &mut qos.lanes[lane];
-            // A part of a packet is not sent: it counts for the next one.
-            if lane.balance < wanted.min(packet_of(qp).into()) {
-                qp.turn.parked = true;
-                lane.queue.push_front(id);
-                return false;
-            }
-            let fair = (lane.balance / sharers).max(packet_of(qp).into());
-            let mut turn = wanted.min(fair).min(lane.balance);
+            let fair = if sharers > 1 { lane.balance / sharers } else { lane.balance };
+            turn = wanted.min(fair.max(packet)).min(lane.balance);
             if let Some(clock) = &qp.turn.clock {
-                turn = turn.min(clock.octets_in(RATE_BURST_NS).max(packet_of(qp).into()) as i64);
+                turn = turn.min((clock.octets_in(RATE_BURST_NS) as i64).max(packet));
             }
             lane.balance -= turn;
             qp.turn.left += turn;
             lane.sent.waits += 1;
             lane.sent.wait_ns += hub.now.since(qp.turn.since);
         }
+        let size = size_of(qp);
+        lane.backlog.set(&mut qp.turn.share, size, (wanted - turn) as u64);
         doorbell::kick(qp, hub);
-        if qp.turn.left > 0
-            && let Some(qos) = &mut hub.qos
-        {
-            qos.lanes[lane].active.push(id);
-        }
+        note_active(qp, hub);
         true
     }
 
     /// Sets the alarm for the next look at the port, if anything waits for it.
     fn set_next_alarm(&mut self, now: Time) {
         let Some(qos) = &self.hub.qos else { return };
-        let served = self.hub.qos.as_ref().map_or(0, |qos| !qos.config.starved_lanes());
-        let due = match (qos.waiting & served != 0, qos.waiting != 0 && qos.port.is_shared()) {
-            (true, _) => Some(qos.not_before.max(now.after(TICK_NS))),
+        let due = match (qos.waiting & qos.served != 0, qos.waiting != 0 && qos.port.is_shared()) {
+            (true, _) => Some(qos.due_at().max(now.after(TICK_NS))),
             (false, true) => Some(now.after(STARVED_TICK_NS)),
             (false, false) => None,
         };

@@ -374,3 +374,87 @@ fn a_service_level_changes_under_way() {
     let sent = bench.measure(3_000_000);
     assert!(sent[0] == 0.0 && sent[1] > 300_000.0, "{sent:?}");
 }
+
+/// A port that keeps what it is told.
+struct Recorder {
+    port: Option<Port>,
+    told: Arc<Mutex<Vec<Demand>>>,
+}
+
+impl PortShare for Recorder {
+    fn exchange(&mut self, now: Time, demand: &Demand) -> ([u32; 15], Time) {
+        self.told.lock().unwrap().push(demand.clone());
+        match &mut self.port {
+            Some(port) => (port.exchange(0, now.0, demand), Time(port.next_ns())),
+            None => ([0; 15], now.after(1000)),
+        }
+    }
+
+    fn configure(&mut self, _: &Qos) {}
+}
+
+/// Has a bench send by a port that keeps what it is told: by one that grants nothing, or by one of `rules`.
+fn record(bench: &mut Bench, rules: &Qos, grants: bool) -> Arc<Mutex<Vec<Demand>>> {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let port = grants.then(|| Port::new(rules, 1));
+    let recorder = Recorder { port, told: Arc::clone(&told) };
+    bench.pair.hosts[0].adapter.set_qos(rules.clone(), Some(Box::new(recorder)));
+    told
+}
+
+/// The port is told everything that waits, also of many queue pairs, and nothing of those that are gone.
+#[test]
+fn the_port_is_told_what_waits() {
+    for way in WAYS {
+        let qos = config(&[], &[(0, 1), (1, 1)], GBIT);
+        let levels: Vec<u8> = (0..40).map(|index| index / 39).collect();
+        let mut bench = Bench::new(way, qos.clone(), &levels, 4, 5000);
+        let told = record(&mut bench, &qos, false);
+        let list = [bench.from.sge(0, 5000)];
+        let post = |bench: &mut Bench| {
+            for index in 0..40 {
+                let (qp, op) = (bench.flows[index].qps[0], bench.flows[index].op);
+                bench.pair.send(0, qp, index as u64, op, &list);
+            }
+            bench.pair.run_until(bench.pair.now.after(100_000));
+            let told = told.lock().unwrap().last().unwrap().clone();
+            (told.octets[..2].to_vec(), told.packet[..2].to_vec())
+        };
+        // Three packets each.
+        let message = 5000 + 3 * 26;
+        assert_eq!(post(&mut bench), (vec![39 * message, message], vec![2074; 2]), "{way:?}");
+        let (twice, _) = post(&mut bench);
+        // Two messages of a queue pair are counted as one, and the packet with which the second one begins.
+        let two = 10_000 + 5 * 26 + 26;
+        assert_eq!(twice, [39 * two, two], "{way:?}");
+        let last = bench.flows.pop().unwrap();
+        let now = bench.pair.now;
+        bench.pair.hosts[0].adapter.destroy_qp(now, last.qps[0]).unwrap();
+        bench.pair.run_until(now.after(100_000));
+        let told = told.lock().unwrap().last().unwrap().clone();
+        assert_eq!((&told.octets[..2], told.packet[1]), (&[39 * two, 0][..], 0), "{way:?}");
+    }
+}
+
+/// A turn is used for as many small messages as it has octets for: most need no exchange with the port.
+#[test]
+fn small_messages_share_a_turn() {
+    let qos = config(&[], &[(0, 3), (1, 1)], GBIT);
+    let mut bench = Bench::new(Way::Stream(usize::MAX), qos.clone(), &[0, 1], 5, 64);
+    let told = record(&mut bench, &qos, true);
+    bench.run(10_000_000);
+    let packets = bench.used()[..2].iter().map(|lane| lane.packets).sum::<u64>();
+    let exchanges = told.lock().unwrap().len() as u64;
+    assert!(packets > 13_000, "{packets}");
+    assert!(exchanges * 5 < packets, "{exchanges} exchanges for {packets} packets");
+}
+
+/// A port grants by the time: a doorbell that names an old one would wait for an alarm instead of a packet.
+#[test]
+fn doorbells_need_the_time_with_lanes() {
+    let mut bench = Bench::new(Way::Link, config(&[], &[(0, 1)], GBIT), &[0], 5, 64);
+    assert!(bench.pair.hosts[0].adapter.doorbell_wants_time(bench.flows[0].qps[0]));
+    let (without, with) = (bench.pair.datagram_qp(1), bench.pair.datagram_qp(0));
+    assert!(bench.pair.hosts[0].adapter.doorbell_wants_time(with));
+    assert!(!bench.pair.hosts[1].adapter.doorbell_wants_time(without));
+}

@@ -29,6 +29,58 @@ fn counts(arbiter: &mut Arbiter, ready: u16, octets: u32, packets: usize) -> [u6
     counts
 }
 
+/// The rule of a table as a walk, step by step.
+struct Walk {
+    entries: Vec<(u8, i64)>,
+    left: Vec<i64>,
+    at: usize,
+    entered: bool,
+    carry: bool,
+}
+
+impl Walk {
+    fn new(entries: &[(u8, u8)], carry: bool) -> Self {
+        let unit = i64::from(UNIT);
+        let entries: Vec<_> =
+            entries.iter().map(|&(lane, weight)| (lane, i64::from(weight) * unit)).collect();
+        Self { left: vec![0; entries.len()], entries, at: 0, entered: false, carry }
+    }
+
+    fn serves(&self, index: usize, ready: u16) -> bool {
+        let (lane, weight) = self.entries[index];
+        weight > 0 && ready & 1 << lane != 0
+    }
+
+    fn advance(&mut self) {
+        if !self.carry {
+            self.left[self.at] = 0;
+        }
+        self.entered = false;
+        self.at = (self.at + 1) % self.entries.len();
+    }
+
+    fn pick(&mut self, ready: u16) -> Option<usize> {
+        if !(0..self.entries.len()).any(|index| self.serves(index, ready)) {
+            self.left.fill(0);
+            self.advance();
+            return None;
+        }
+        loop {
+            if !self.serves(self.at, ready) {
+                self.left[self.at] = 0;
+            } else {
+                if !std::mem::replace(&mut self.entered, true) {
+                    self.left[self.at] += self.entries[self.at].1;
+                }
+                if self.left[self.at] > 0 {
+                    return Some(self.at);
+                }
+            }
+            self.advance();
+        }
+    }
+}
+
 fn low_only(entries: &[(u8, u8)], carry: bool) -> Arbiter {
     Arbiter::new(&[], &table(entries), 0, carry)
 }
@@ -199,6 +251,46 @@ proptest! {
             if let Some(pick) = pick {
                 prop_assert!(ready & 1 << pick.lane != 0);
                 arbiter.charge(pick, octets);
+            }
+        }
+    }
+
+    /// A table picks the entries that the walk picks, also where lanes come and go, packets are charged
+    /// later, and the state is saved.
+    #[test]
+    fn a_table_picks_as_the_walk_does(
+        entries in prop::collection::vec((0u8..5, 0u8..20), 1..9),
+        carry: bool,
+        steps in prop::collection::vec(
+            (0u16..32, 1i64..5000, 0u8..9, -9000i64..9000, 0u8..12),
+            1..300,
+        ),
+    ) {
+        let mut walk = Walk::new(&entries, carry);
+        let mut table = Table::new(&table(&entries), carry);
+        for (lanes, octets, corrected, by, what) in steps {
+            // Mostly backlogged.
+            let ready = if what < 9 { 31 } else { lanes };
+            let pick = walk.pick(ready);
+            let lane = pick.map(|index| entries[index].0);
+            prop_assert_eq!(table.pick(ready), lane);
+            if let Some(index) = pick {
+                prop_assert_eq!(usize::from(table.at()), index);
+                walk.left[index] -= octets;
+                table.charge(index, octets);
+            }
+            let index = usize::from(corrected);
+            if what % 3 == 0 && index < entries.len() && entries[index].1 > 0 {
+                walk.left[index] -= by;
+                table.charge(index, by);
+            }
+            if what % 4 == 0 {
+                let mut words = Vec::new();
+                table.save(&mut |word| words.push(word));
+                let left = words[1..].iter().map(|&word| word as i64);
+                prop_assert_eq!(left.collect::<Vec<_>>(), walk.left.clone());
+                let mut words = words.into_iter();
+                table.load(&mut || words.next().unwrap());
             }
         }
     }

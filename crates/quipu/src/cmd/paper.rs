@@ -1,5 +1,7 @@
 //! `quipu paper`: the experiments of the papers that Quipu unites, published values next to ours.
 
+mod ns3;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -149,7 +151,7 @@ fn check(options: &Options) -> Result<ExitCode, Failure> {
     };
     let results = names.iter().map(|name| one(name, options)).collect::<Result<Vec<_>, _>>()?;
     let all: Vec<_> = results.iter().map(|(_, result)| result).collect();
-    let rungs = ladder(&all);
+    let rungs = ladder(&all, &ns3::run());
     let failed = all.iter().any(|result| result.fails()) || has_failed(&rungs);
     if options.json {
         print_json(&serde_json::json!({ "papers": all, "ladder": rungs }))?;
@@ -184,7 +186,7 @@ fn climb(options: &Options) -> Result<ExitCode, Failure> {
         };
         results.push(one(name, &options)?.1);
     }
-    let rungs = ladder(&results.iter().collect::<Vec<_>>());
+    let rungs = ladder(&results.iter().collect::<Vec<_>>(), &ns3::run());
     if options.json {
         print_json(&rungs)?;
     } else {

@@ -59,7 +59,7 @@ Examples:
   quipu sim                       1000 seeds
   quipu sim --minutes 60          runs for an hour
   quipu sim --seed 4711           one seed again, with its log if it fails
-  quipu sim --service ud          datagrams only; others are rc, uc, xrc, iwarp, qpip and am
+  quipu sim --service ud          datagrams only; or rc, uc, xrc, iwarp, iwarp-tcp, qpip, am
 
 A seed decides the network, its faults and all actions of the programs. The same seed gives the same
 run, to the last byte. For a run that breaks a rule, the output has the command that replays it.";
@@ -72,7 +72,7 @@ const MAX_FAILURES: usize = 10;
 /// The service of a name.
 fn service(name: &str) -> Result<Service, String> {
     let found = Service::ALL.into_iter().find(|service| service.name() == name);
-    found.ok_or_else(|| "give one of rc, uc, ud, xrc, iwarp, qpip and am".into())
+    found.ok_or_else(|| "give one of rc, uc, ud, xrc, iwarp, iwarp-tcp, qpip and am".into())
 }
 
 /// Sums over all runs.

@@ -356,6 +356,9 @@ impl Services {
             while let Some(event) = world.hosts[host].events.pop_front() {
                 world.trace.line(world.kernel.now(), || format!("host {host}: {event:?}"));
                 world.trace.note_bytes(format!("{event:?}").as_bytes());
+                if self.over_link && world.link_event(host, &event) {
+                    continue;
+                }
                 match event {
                     Event::Completion { .. } => {
                         world.violate(|| format!("host {host}: {event:?}, which nobody asked for"));

@@ -101,7 +101,10 @@ impl Services {
         let crc = self.plan.profile.corrupt_ppm > 0 || self.rng.percent(50);
         both.iter_mut().for_each(|params| params.crc = crc);
         let ends = [a, b].map(|end| (self.actors[end].host, self.actors[end].qp));
-        world.connect_plain(ends, both);
+        match self.over_link {
+            true => world.connect_over_link(ends, both),
+            false => world.connect_plain(ends, both),
+        }
     }
 
     /// Schedules the next thing that an actor does.

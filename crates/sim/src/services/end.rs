@@ -11,6 +11,9 @@ use crate::world::{World, WorldEvent};
 /// How long what was sent and may be lost is waited for.
 const LATE_NS: u64 = 2_000_000;
 
+/// How long the adapters' own TCP takes at most to give up, and to forget.
+const LINK_FAREWELL_NS: u64 = 300_000_000_000;
+
 /// Runs it.
 pub fn go(world: &mut World, load: &mut Services) {
     load.set_up(world);
@@ -145,6 +148,7 @@ fn tear_down(world: &mut World, load: &mut Services) {
     load.teardown = true;
     world.net.heal();
     world.abort_startups();
+    world.abort_link_startups();
     load.take_all(world);
     check_arrivals(world, load);
     for a in 0..load.actors.len() {
@@ -162,7 +166,9 @@ fn tear_down(world: &mut World, load: &mut Services) {
             load.destroy(world, a);
         }
     }
-    let deadline = world.kernel.now() + FAREWELL_NS;
+    // TCP of its own sends again what a dead peer never acknowledges, and remembers what has ended.
+    let farewell_ns = if load.over_link { LINK_FAREWELL_NS } else { FAREWELL_NS };
+    let deadline = world.kernel.now() + farewell_ns;
     step_until(world, load, deadline, |_, _| false);
     check_memory(world, load);
     for host in 0..world.hosts.len() {

@@ -29,6 +29,8 @@ impl Services {
             Mishap::Kill { host, silent } if world.hosts[host].alive && world.hosts.len() > 1 => {
                 for actor in 0..self.actors.len() {
                     if self.actors[actor].host == host {
+                        // No kernel speaks for an adapter with a TCP of its own.
+                        let silent = silent || self.over_link;
                         self.cause(actor, if silent { "a silent death" } else { "a death" });
                         self.forget(actor);
                     }

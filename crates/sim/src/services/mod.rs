@@ -44,6 +44,8 @@ enum Mishap {
 pub struct Services {
     pub plan: Plan,
     service: Service,
+    /// Plain iWARP goes over the adapters' own TCP.
+    over_link: bool,
     rng: Rng,
     actors: Vec<Actor>,
     pools: Vec<Pool>,
@@ -90,6 +92,8 @@ impl Services {
         let calm = plan.mishaps == 0
             && plan.partition_percent == 0
             && profile.loss_ppm + profile.duplicate_ppm + profile.corrupt_ppm == 0;
+        let over_link = service == Service::IwarpTcp;
+        let service = if over_link { Service::Iwarp } else { service };
         let mut weights = [0; 7];
         let kinds = if service == Service::Xrc { 7 } else { 5 };
         weights[..kinds].fill_with(|| rng.below(4) as u32);
@@ -97,6 +101,7 @@ impl Services {
         let most = plan.max_len.min(options.max_bytes as usize / 8);
         Self {
             service,
+            over_link,
             max_len: most.min(rng.pick(&[64, 1_500, 20_000, 70_000])),
             ample: rng.percent(50),
             calm,

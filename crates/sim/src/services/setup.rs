@@ -10,6 +10,7 @@ use quipu_nic::{
 
 use super::model::{Actor, Group, Objects, Pool, Queue, Slot, Stage};
 use super::{Mishap, Services};
+use crate::frames::{Helps, Weather};
 use crate::network::Partition;
 use crate::options::Service;
 use crate::plan::{UNFINISHED_NS, draw_order};
@@ -29,7 +30,7 @@ impl Services {
             Service::Xrc => self.make_xrc_pairs(world),
             Service::Uc | Service::Iwarp => self.make_pairs(world),
             // They have programs of their own.
-            Service::Rc | Service::Qpip | Service::Am => {}
+            Service::Rc | Service::Qpip | Service::Am | Service::IwarpTcp => {}
         }
         if world.violation.is_some() {
             return;
@@ -54,6 +55,7 @@ impl Services {
         if self.service == Service::Ud && self.rng.percent(50) {
             world.udp.burst = Some(self.rng.range(1, 4) as u32);
         }
+        let link = self.over_link.then(|| self.make_network(world));
         for (index, (machine, mut style)) in self.plan.hosts.clone().into_iter().enumerate() {
             let mut seed = [0; 32];
             for part in seed.chunks_exact_mut(8) {
@@ -75,6 +77,14 @@ impl Services {
                 ..Config::default()
             };
             let host = world.add_host(machine, 4000 + index as u16, config, style);
+            if let Some(mtu) = link {
+                let secret = [self.rng.next(), self.rng.next()];
+                let helps = Helps {
+                    cuts: self.rng.pick(&[0, 0, 8_000, 60_000]),
+                    joins_ns: self.rng.pick(&[0, 0, 1_000, 200_000]),
+                };
+                world.attach(host, secret, mtu, helps);
+            }
             let adapter = &mut world.hosts[host].adapter;
             if let Some((order, hold_ns)) = order {
                 adapter.place_unordered(order, hold_ns);
@@ -94,6 +104,24 @@ impl Services {
                 }
             }
         }
+    }
+
+    /// The network of frames does what the plan's links do; the MTU.
+    fn make_network(&mut self, world: &mut World) -> u32 {
+        let profile = &self.plan.profile;
+        world.frames.weather = Weather {
+            byte_ps: profile.byte_ps,
+            delay_ns: profile.delay_ns,
+            jitter_ns: profile.jitter_ns,
+            late_ns: profile.delay_ns + profile.jitter_ns,
+            loss_ppm: profile.loss_ppm,
+            duplicate_ppm: profile.duplicate_ppm,
+            reorder_ppm: profile.reorder_ppm,
+            corrupt_ppm: profile.corrupt_ppm,
+            queue_ns: u64::MAX,
+            ..Weather::default()
+        };
+        self.rng.pick(&[1_280, 1_500, 9_000, 65_535])
     }
 
     fn pick_cq(&mut self, host: usize) -> usize {

@@ -93,7 +93,8 @@ fn stopped(name: &str, error: &RunError) -> Failure {
         RunError::Standstill(_)
         | RunError::Circle(_)
         | RunError::Costs(_)
-        | RunError::Adapter(_) => "correct the plan",
+        | RunError::Adapter(_)
+        | RunError::NoSockets => "correct the plan",
     };
     Failure::new(format!("the run of {name} stopped"), error, remedy)
 }

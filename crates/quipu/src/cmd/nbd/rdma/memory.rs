@@ -47,6 +47,11 @@ impl Places {
         self.memory.write(place as usize * self.len + at, bytes)
     }
 
+    /// Fills `out` with the bytes of a place from `at` on.
+    pub(super) fn read_at(&self, place: u32, at: usize, out: &mut [u8]) -> Result<(), Error> {
+        self.memory.read(place as usize * self.len + at, out)
+    }
+
     /// Copies the first `len` bytes of a place out.
     pub(super) fn read(&self, place: u32, len: usize, out: &mut Vec<u8>) -> Result<(), Error> {
         out.resize(len, 0);

@@ -2,6 +2,7 @@
 
 mod client;
 mod memory;
+mod moves;
 mod server;
 mod session;
 

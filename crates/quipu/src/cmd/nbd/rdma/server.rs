@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use quipu::{
     Access, Completion, CompletionQueue, Connection, ConnectionRequest, Key, Listener,
-    MemoryRegion, ProtectionDomain, RemoteMemory, Request, WcStatus,
+    ProtectionDomain, RemoteMemory, Request, WcStatus,
 };
 use quipu_nbd::messages::{
     Job, MAX_MOVED, MESSAGE_HEADER, MessageServer, REPLY_HEADER, ServerStep, Terms, simple_reply,
@@ -18,13 +18,12 @@ use quipu_nbd::{Command, Errno, Export, ProtocolError, ServerOptions};
 use super::super::serve::{PATIENCE, Service, Trouble, errno};
 use super::client::watch;
 use super::memory::{Places, id, of_id};
+use super::moves::{BUFFERS, Moves, Piece, READS};
 use super::{TERMS, device};
 
 const RECEIVE: u32 = 0;
 const REPLY: u32 = 1;
-const FETCH: u32 = 2;
-/// Buffers for long data, which a connection makes as it needs them.
-const BUFFERS: u32 = 16;
+const PIECE: u32 = 2;
 /// Before a thread sleeps it polls for so long.
 const SPIN: Duration = Duration::from_micros(30);
 /// How long the other end may take for the end of a connection.
@@ -68,16 +67,10 @@ pub(in crate::cmd::nbd) fn serve(
     outcome
 }
 
-/// A request that waits for a place for its reply, or for a buffer.
+/// A request that waits for a place for its reply.
 struct Waiting {
     step: ServerStep,
     data: Vec<u8>,
-}
-
-/// Memory for long data, and the request that it is used for.
-struct Buffer {
-    memory: MemoryRegion,
-    job: Option<(Job, u32)>,
 }
 
 struct Client<'a> {
@@ -88,10 +81,9 @@ struct Client<'a> {
     pd: ProtectionDomain,
     receives: Places,
     replies: Places,
-    /// The buffer of each reply that is on its way.
-    buffer_of: Vec<Option<u32>>,
-    buffers: Vec<Buffer>,
-    free: Vec<u32>,
+    moves: Moves,
+    /// Memory for long data, from the first request with such data on.
+    buffers: Option<Places>,
     waiting: VecDeque<Waiting>,
     message: Vec<u8>,
     has_ended: bool,
@@ -105,12 +97,13 @@ impl<'a> Client<'a> {
     ) -> Result<Self, Trouble> {
         let pd = device()?.protection_domain()?;
         let credits = u32::from(TERMS.credits);
-        let cq = device()?.completion_queue(6 * credits)?;
+        let cq = device()?.completion_queue(2 * credits + BUFFERS as u32)?;
         // A peer has no right to any memory of the server.
         let qp = pd
             .queue_pair(&cq, &cq)
-            .send_queue(4 * credits, 1)
+            .send_queue(credits + BUFFERS as u32, 1)
             .recv_queue(credits, 1)
+            .reads_in_flight(READS as u8)
             .remote_access(Access::empty())
             .build()?;
         let receives = Places::new(&pd, credits, TERMS.longest_message())?;
@@ -124,8 +117,7 @@ impl<'a> Client<'a> {
         let mut export: Export = service.export.clone();
         export.blocks.maximum = export.blocks.maximum.min(MAX_MOVED);
         let engine = MessageServer::new(ServerOptions::new(export), TERMS, peer);
-        let (buffers, free, waiting) = (Vec::new(), Vec::new(), VecDeque::new());
-        let buffer_of = vec![None; credits as usize];
+        let moves = Moves::new(credits);
         Ok(Self {
             service,
             engine,
@@ -134,10 +126,9 @@ impl<'a> Client<'a> {
             pd,
             receives,
             replies,
-            buffer_of,
-            buffers,
-            free,
-            waiting,
+            moves,
+            buffers: None,
+            waiting: VecDeque::new(),
             message: Vec::new(),
             has_ended: false,
         })
@@ -157,12 +148,17 @@ impl<'a> Client<'a> {
                     _ => return Err(quipu::Error::Work(*done).into()),
                 }
             }
+            // One piece at a time: on one host it has been moved when it is looked for next.
+            self.begin_piece()?;
         }
         Ok(())
     }
 
-    /// Waits for completions.
+    /// Waits for completions, unless a piece can be begun.
     fn poll(&self, out: &mut [Completion], begun: Instant) -> Result<usize, Trouble> {
+        if self.has_piece() {
+            return Ok(self.cq.poll(out)?);
+        }
         let spinning = Instant::now();
         loop {
             match self.cq.poll(out)? {
@@ -186,10 +182,9 @@ impl<'a> Client<'a> {
             (RECEIVE, place) => self.received(place, done.byte_len as usize)?,
             (REPLY, place) => {
                 self.replies.give_back(place);
-                self.free.extend(self.buffer_of[place as usize].take());
                 self.advance()?;
             }
-            (_, buffer) => self.fetched(buffer)?,
+            (_, buffer) => self.moved(buffer)?,
         }
         Ok(())
     }
@@ -252,17 +247,18 @@ impl<'a> Client<'a> {
         Ok(self.connection.post_send(&Request::send(&memory).id(id(REPLY, place)))?)
     }
 
-    /// Carries out requests as long as there are places for their replies and buffers for their data.
+    /// Carries out requests as long as there are places for their replies.
     fn advance(&mut self) -> Result<(), Trouble> {
-        while let Some(first) = self.waiting.front() {
-            let moved = matches!(first.step, ServerStep::Execute(Job { is_moved: true, .. }));
-            if !self.replies.has_free() || (moved && !self.has_buffer()?) {
-                break;
-            }
+        while self.replies.has_free() {
+            let Some(Waiting { step, data }) = self.waiting.pop_front() else { break };
             let place = self.replies.take().expect("seen above");
-            let Waiting { step, data } = self.waiting.pop_front().expect("seen above");
             match step {
-                ServerStep::Execute(job) if job.is_moved => self.begin_moved(job, place)?,
+                ServerStep::Execute(job) if job.is_moved => {
+                    if self.buffers.is_none() {
+                        self.buffers = Some(Moves::buffers(&self.pd)?);
+                    }
+                    self.moves.add(job, place);
+                }
                 ServerStep::Execute(job) => self.execute(&job, &data, place)?,
                 ServerStep::Refuse(cookie, errno) => self.finish(cookie, Err(errno), place)?,
                 _ => unreachable!("only requests wait"),
@@ -274,59 +270,71 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Whether there is a buffer; one is made as long as there are few.
-    fn has_buffer(&mut self) -> Result<bool, Trouble> {
-        if self.free.is_empty() && self.buffers.len() < BUFFERS as usize {
-            let memory = self.pd.register(MAX_MOVED as usize, Access::LOCAL_WRITE)?;
-            self.free.push(self.buffers.len() as u32);
-            self.buffers.push(Buffer { memory, job: None });
-        }
-        Ok(!self.free.is_empty())
+    /// Whether a piece of long data can be begun.
+    fn has_piece(&self) -> bool {
+        self.moves.next().is_some() && self.buffers.as_ref().is_some_and(Places::has_free)
     }
 
-    /// Reads the data of a write from the client's memory, or writes those of a read there.
-    fn begin_moved(&mut self, job: Job, place: u32) -> Result<(), Trouble> {
-        let index = self.free.pop().expect("there is one");
-        let length = job.request.length as usize;
-        let (addr, rkey) = (job.memory.address, Key(job.memory.key));
-        let remote = RemoteMemory { addr, len: length as u64, rkey };
-        let buffer = &mut self.buffers[index as usize];
-        let memory = [buffer.memory.sge(0, length)?];
+    /// Begins the next piece of long data, if there is one and a buffer for it: reads it from the client's
+    /// memory if it belongs to a write, or writes it there.
+    fn begin_piece(&mut self) -> Result<(), Trouble> {
+        let (Some(piece), Some(buffers)) = (self.moves.next(), &mut self.buffers) else {
+            return Ok(());
+        };
+        let Some(buffer) = buffers.take() else { return Ok(()) };
+        let Piece { job, at, len, place } = piece;
+        let memory = buffers.sge(buffer, len)?;
+        let remote = RemoteMemory {
+            addr: job.memory.address + at as u64,
+            len: len as u64,
+            rkey: Key(job.memory.key),
+        };
         if job.command == Command::Write {
-            buffer.job = Some((job, place));
-            let fetch = Request::read(&memory, remote).id(id(FETCH, index));
+            self.moves.begun(piece, buffer);
+            let fetch = Request::read(&memory, remote).id(id(PIECE, buffer));
             return Ok(self.connection.post_send(&fetch)?);
         }
-        let target = &buffer.memory;
-        let outcome =
-            self.service.disk.read_pieces(job.request.offset, length, &mut |at, bytes| {
-                target.write(at, bytes).map_err(io::Error::other)
-            });
-        self.buffer_of[place as usize] = Some(index);
-        let header = simple_reply(job.request.cookie, outcome.as_ref().map_err(errno).copied());
-        self.replies.write(place, 0, &header)?;
-        let reply = self.replies.sge(place, header.len())?;
-        let reply = Request::send(&reply).id(id(REPLY, place));
-        if outcome.is_err() {
-            return Ok(self.connection.post_send(&reply)?);
+        let outcome = self.service.disk.read_pieces(piece.offset(), len, &mut |at, bytes| {
+            buffers.write(buffer, at, bytes).map_err(io::Error::other)
+        });
+        if let Err(error) = outcome {
+            buffers.give_back(buffer);
+            self.moves.give_up();
+            return self.finish(job.request.cookie, Err(errno(&error)), place);
+        }
+        self.moves.begun(piece, buffer);
+        let data = Request::write(&memory, remote).id(id(PIECE, buffer));
+        if !piece.is_last() {
+            return Ok(self.connection.post_send(&data)?);
         }
         // The reply arrives after the data, because both go the same way in order.
-        let data = Request::write(&memory, remote).unsignaled();
+        self.replies.write(place, 0, &simple_reply(job.request.cookie, Ok(())))?;
+        let reply = self.replies.sge(place, REPLY_HEADER)?;
+        let reply = Request::send(&reply).id(id(REPLY, place));
         Ok(self.connection.post_sends(&[data, reply]).map_err(|(_, error)| error)?)
     }
 
-    /// The data of a write are here.
-    fn fetched(&mut self, index: u32) -> Result<(), Trouble> {
-        let buffer = &mut self.buffers[index as usize];
-        let (job, place) = buffer.job.take().expect("it was fetched for a request");
-        let (source, disk) = (&buffer.memory, &self.service.disk);
-        let (offset, length) = (job.request.offset, job.request.length as usize);
-        let written = disk.write_pieces(offset, length, &mut |at, bytes| {
-            source.read(at, bytes).map_err(io::Error::other)
-        });
-        let result = written.and_then(|()| self.service.force(&job.request));
-        self.buffer_of[place as usize] = Some(index);
-        self.finish(job.request.cookie, result.map_err(|error| errno(&error)), place)
+    /// A piece has been moved: if it belongs to a write, it goes to the disk.
+    fn moved(&mut self, buffer: u32) -> Result<(), Trouble> {
+        let buffers = self.buffers.as_mut().expect("it was used");
+        buffers.give_back(buffer);
+        let (piece, is_wanted) = self.moves.moved(buffer).expect("it was begun");
+        if piece.job.command != Command::Write {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        if is_wanted {
+            let give = &mut |at, bytes: &mut [u8]| {
+                buffers.read_at(buffer, at, bytes).map_err(io::Error::other)
+            };
+            let written = self.service.disk.write_pieces(piece.offset(), piece.len, give);
+            result = written.map_err(|error| errno(&error));
+        }
+        let Some((job, mut result)) = self.moves.written(piece, result) else { return Ok(()) };
+        if result.is_ok() {
+            result = self.service.force(&job.request).map_err(|error| errno(&error));
+        }
+        self.finish(job.request.cookie, result, piece.place)
     }
 
     /// Carries out a request whose data lie in messages.
