@@ -22,6 +22,8 @@ use crate::sys::errno_of;
 
 /// `IBV_QPT_RC`.
 const RC: u8 = 2;
+/// Connections that may wait for accept(2) at one listener.
+const MOST_WAITING: usize = 1024;
 
 /// Sockets that have an identifier, by their numbers.
 static SOCKETS: LazyLock<Mutex<HashMap<u64, Arc<Socket>>>> = LazyLock::new(Mutex::default);
@@ -342,9 +344,10 @@ fn reason(event: &Event) -> Errno {
 /// A peer asks for a connection.
 fn requested(adapter: &'static Adapter, listener: &Arc<Socket>, event: &Event) {
     let refuse = || drop(adapter.engine.cm_reject(event.id, Refusal::Consumer, &[]));
-    let accepted = Connection::accept(CONFIG, &event.private_data);
+    let has_room = listener.lock().backlog.len() < MOST_WAITING;
+    let accepted = Connection::accept(CONFIG, &event.private_data).ok().filter(|_| has_room);
     let destroy = || drop(adapter.engine.cm_destroy_id(event.id));
-    let Ok(connection) = accepted else {
+    let Some(connection) = accepted else {
         refuse();
         return destroy();
     };

@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What is left of a connection in the process that has its descriptor.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Relayed {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
@@ -58,6 +58,13 @@ pub(crate) struct Lost {
     pub(crate) names: Relayed,
     /// Where it asks the parent for the connection; none of what cannot be relayed.
     control: Option<RawFd>,
+}
+
+impl Lost {
+    /// A socket that the fork did not see: another thread made it meanwhile. It cannot be relayed.
+    pub(crate) fn unseen(socket: &Socket) -> Self {
+        Self { number: socket.number, names: Relayed::default(), control: None }
+    }
 }
 
 /// Held while a relay begins, and while a descriptor of a shared socket is forgotten: it is open meanwhile.

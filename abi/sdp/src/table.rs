@@ -148,10 +148,11 @@ pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>, lost: &HashMap<RawFd, Arc
         {
             std::mem::forget(twin.take());
         }
-        if let (Entry::Sdp(socket), Some(lost)) = (entry, lost.get(&fd)) {
+        if let Entry::Sdp(socket) = entry {
+            let lost = lost.get(&fd).cloned().unwrap_or_else(|| Arc::new(Lost::unseen(&socket)));
             // Its lock may be held by a thread that this process does not have: it is never touched.
             std::mem::forget(socket);
-            if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost(Arc::clone(lost))) {
+            if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost(lost)) {
                 std::mem::forget(socket);
             }
         }

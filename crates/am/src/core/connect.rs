@@ -261,7 +261,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline]
     pub(super) fn close_if_idle(&mut self, id: ConnId) {
         let initiator = self.conns.get_mut(id).and_then(Conn::initiator);
-        let is_orphan = initiator.is_some_and(|initiator| initiator.index.is_none());
+        let is_orphan = initiator.is_some_and(|it| it.index.is_none() && it.signals == 0);
         if is_orphan && self.records.all_of(id).is_empty() {
             self.drop_conn(id);
         }

@@ -105,11 +105,15 @@ impl Buffers {
         if self.free.len() > reserve { self.take(owner) } else { None }
     }
 
-    /// Whose buffer it was that is free now.
-    pub(super) fn release(&mut self, buffer: u32) -> Option<ConnId> {
-        let owner = self.owners.get_mut(buffer as usize)?.take()?;
-        self.free.push(buffer);
-        Some(owner)
+    /// A connection does not need a buffer any more; whether it was its own. Of a connection that has ended,
+    /// completions may still come when another one has the buffer.
+    pub(super) fn release(&mut self, buffer: u32, conn: ConnId) -> bool {
+        let owner = self.owners.get_mut(buffer as usize);
+        let is_own = owner.and_then(|owner| owner.take_if(|owner| *owner == conn)).is_some();
+        if is_own {
+            self.free.push(buffer);
+        }
+        is_own
     }
 
     /// Frees all buffers of a connection that is gone.
@@ -222,5 +226,22 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             self.fabric.repost(&self.reposts);
             self.reposts.clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_completion_of_one_connection_frees_no_buffer_of_another() {
+        let mut buffers = Buffers::new(4);
+        let [gone, other] = [1, 2].map(ConnId::from_u64);
+        let buffer = buffers.take(gone).unwrap();
+        buffers.release_all_of(gone);
+        assert_eq!(buffers.take(other), Some(buffer));
+        assert!(!buffers.release(buffer, gone) && buffers.release(buffer, other));
+        assert!(!buffers.release(buffer, other) && !buffers.release(99, other));
+        assert_eq!(buffers.free.len(), 4);
     }
 }

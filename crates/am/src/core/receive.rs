@@ -300,8 +300,10 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let (id, serial) = (number as u16, (number >> 16) as u32);
         match number & notify::WHAT {
             notify::BUFFER => {
-                let Some(owner) = self.buffers.release(number as u32) else { return };
-                if let Some(acceptor) = self.conns.get_mut(owner).and_then(Conn::acceptor) {
+                if !self.buffers.release(number as u32, conn) {
+                    return;
+                }
+                if let Some(acceptor) = self.conns.get_mut(conn).and_then(Conn::acceptor) {
                     acceptor.buffers = acceptor.buffers.saturating_sub(1);
                 }
             }

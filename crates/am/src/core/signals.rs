@@ -169,16 +169,16 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Gives the credits of signals back.
     pub(super) fn return_signals(&mut self, conn: ConnId) {
-        let Some(acceptor) = self.conns.get_mut(conn).and_then(Conn::acceptor) else { return };
-        if acceptor.taken_signals == 0 {
-            return;
+        while let Some(acceptor) = self.conns.get_mut(conn).and_then(Conn::acceptor)
+            && acceptor.taken_signals > 0
+        {
+            let count = acceptor.taken_signals.min(i8::MAX as u16);
+            acceptor.taken_signals -= count;
+            acceptor.in_service = acceptor.in_service.saturating_sub(count);
+            let mut message = Message::new(Kind::SignalsTaken, 0);
+            message.credits = count as i8;
+            self.send_head(conn, &message, &[]);
         }
-        let count = acceptor.taken_signals.min(i8::MAX as u16);
-        acceptor.taken_signals -= count;
-        acceptor.in_service = acceptor.in_service.saturating_sub(count);
-        let mut message = Message::new(Kind::SignalsTaken, 0);
-        message.credits = count as i8;
-        self.send_head(conn, &message, &[]);
     }
 
     /// The credits of signals come back; whether there are so many.
@@ -192,6 +192,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         }
         initiator.signals -= count;
         initiator.in_flight = initiator.in_flight.saturating_sub(count);
+        self.close_if_idle(conn);
         true
     }
 }

@@ -86,14 +86,14 @@ pub(super) struct Link {
 }
 
 impl Link {
-    fn new(conn: ConnId, peer: Place, theirs: u64, phase: Phase, piece: usize) -> Self {
+    fn new(conn: ConnId, peer: Place, theirs: u64, phase: Phase, sender: Sender) -> Self {
         Self {
             conn,
             peer,
             own: 0,
             theirs,
             phase,
-            sender: Sender::new(piece),
+            sender,
             receiver: Receiver::default(),
             last_heard: 0,
             asked_since: None,
@@ -111,7 +111,7 @@ impl Link {
         conn: ConnId,
         peer: Place,
         hello: Hello,
-        piece: usize,
+        sender: Sender,
         now: u64,
     ) -> Self {
         let phase = Phase::Connecting {
@@ -121,7 +121,7 @@ impl Link {
             pause: FIRST_PAUSE_NS,
             is_due: true,
         };
-        Self::new(conn, peer, 0, phase, piece)
+        Self::new(conn, peer, 0, phase, sender)
     }
 
     pub(super) fn acceptor(
@@ -129,10 +129,10 @@ impl Link {
         peer: Place,
         theirs: u64,
         welcome: Welcome,
-        piece: usize,
+        sender: Sender,
     ) -> Self {
         let phase = Phase::Up { welcome: Some(welcome), owes_welcome: true };
-        Self::new(conn, peer, theirs, phase, piece)
+        Self::new(conn, peer, theirs, phase, sender)
     }
 
     pub(super) fn is_connecting(&self) -> bool {

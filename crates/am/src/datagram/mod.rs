@@ -19,6 +19,7 @@ mod sender;
 mod transmit;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 pub use packet::OVERHEAD;
@@ -30,7 +31,7 @@ use crate::slab::Slab;
 use crate::types::Status;
 use link::Link;
 use packet::{Kind, What};
-use sender::{Message, Source};
+use sender::{Message, Sender, Source};
 
 /// Datagrams that answer strangers wait in a queue of so many.
 const MOST_CONTROL: usize = 256;
@@ -65,6 +66,9 @@ pub struct Limits {
     pub slot: usize,
     /// Send buffers.
     pub send_buffers: u32,
+    /// Messages of a connection that may wait until the peer has acknowledged them. It fails if there are more: an
+    /// honest peer acknowledges the replies to its requests with the next requests.
+    pub messages: usize,
     /// Reads of a peer that may wait to be answered.
     pub reads: usize,
     /// A peer that is silent for so long is lost, in nanoseconds.
@@ -149,7 +153,7 @@ impl<M: Memory> DatagramFabric<M> {
             by_conn: Vec::new(),
             begun: BTreeMap::new(),
             asked: VecDeque::new(),
-            next_number: limits.seed,
+            next_number: 0,
             ready: VecDeque::new(),
             control: VecDeque::new(),
             events: VecDeque::new(),
@@ -199,14 +203,17 @@ impl<M: Memory> DatagramFabric<M> {
         self.events.pop_front()
     }
 
-    /// A number that no connection of this fabric has had, with the place of its link.
+    /// A number that stands for a connection, with the place of its link. A hash of the secret seed: peers that
+    /// know some of them cannot guess the others.
     fn number(&mut self, id: LinkId) -> u64 {
-        // SplitMix64: each number once, and none tells the next.
-        self.next_number = self.next_number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.next_number;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) << 32 | 1 << 31 | u64::from(id.index())
+        self.next_number = self.next_number.wrapping_add(1);
+        let mut hash = DefaultHasher::new();
+        (self.limits.seed, self.next_number).hash(&mut hash);
+        hash.finish() << 32 | 1 << 31 | u64::from(id.index())
+    }
+
+    fn sender(&self) -> Sender {
+        Sender::new(self.limits.datagram - OVERHEAD, self.limits.messages)
     }
 
     fn add_link(&mut self, conn: ConnId, mut link: Link) -> LinkId {
@@ -298,8 +305,8 @@ impl<M: Memory> Fabric for DatagramFabric<M> {
             let why = Refusal::Said(Status::BadEndpoint);
             return self.events.push_back(Event::Refused { conn, why });
         }
-        let piece = self.limits.datagram - OVERHEAD;
-        let link = Link::initiator(conn, Place::of(to), *hello, piece, self.now);
+        let sender = self.sender();
+        let link = Link::initiator(conn, Place::of(to), *hello, sender, self.now);
         let id = self.add_link(conn, link);
         self.wake(id);
     }
@@ -309,8 +316,8 @@ impl<M: Memory> Fabric for DatagramFabric<M> {
             return false;
         };
         let Some((_, peer, theirs)) = self.asked.remove(at) else { return false };
-        let piece = self.limits.datagram - OVERHEAD;
-        let id = self.add_link(conn, Link::acceptor(conn, peer, theirs, *welcome, piece));
+        let sender = self.sender();
+        let id = self.add_link(conn, Link::acceptor(conn, peer, theirs, *welcome, sender));
         self.begun.insert((peer, theirs), id);
         self.wake(id);
         true

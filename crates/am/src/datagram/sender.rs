@@ -7,8 +7,6 @@ use crate::fabric::{Local, Remote};
 
 /// Fragments that may be under way: as many as an acknowledgement tells apart, and the oldest.
 pub(super) const WINDOW: u64 = 64;
-/// Messages that may wait, beyond which a connection counts as full.
-const MOST_MESSAGES: usize = 4096;
 /// The window of a new connection, and the smallest.
 const FIRST_WINDOW: u64 = 16;
 const LEAST_WINDOW: u64 = 2;
@@ -67,6 +65,8 @@ struct Sent {
 
 #[derive(Debug)]
 pub(super) struct Sender {
+    /// Messages that may wait, beyond which the connection counts as full.
+    most: usize,
     /// Bytes of payload in a fragment.
     piece: u32,
     messages: VecDeque<Message>,
@@ -90,8 +90,10 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) fn new(piece: usize) -> Self {
+    /// Fragments have `piece` bytes at most, and `most` messages may wait.
+    pub(super) fn new(piece: usize, most: usize) -> Self {
         Self {
+            most,
             piece: piece.max(1) as u32,
             messages: VecDeque::new(),
             answers: 0,
@@ -111,7 +113,7 @@ impl Sender {
 
     /// Has a message wait its turn; whether there is room.
     pub(super) fn push(&mut self, mut message: Message) -> bool {
-        if self.messages.len() >= MOST_MESSAGES {
+        if self.messages.len() >= self.most {
             return false;
         }
         let carried = if message.what == What::Read { 0 } else { message.len };
@@ -281,7 +283,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn sender(messages: u64) -> Sender {
-        let mut sender = Sender::new(100);
+        let mut sender = Sender::new(100, 1000);
         for number in 0..messages {
             let source = Source::Copy(vec![number as u8; 10].into());
             assert!(sender.push(Message::new(What::Send, source, 10, Some(number))));

@@ -343,3 +343,29 @@ fn forged_datagrams_cost_bounded_memory_and_nothing_else() {
         run.go(0);
     }
 }
+
+/// A process signals its peer and unmaps it at once: the signal still has to be sent again.
+#[test]
+fn a_signal_comes_though_its_peer_is_unmapped_at_once() {
+    for seed in 300..300 + seeds(20) {
+        let mut run = Run::new(seed, 2, faults(300, 0, 0), 0);
+        run.net.may_nap = false;
+        let (sender, receiver) = (run.endpoints[0], run.endpoints[1]);
+        let (mut is_sent, mut is_taken) = (false, false);
+        while !is_taken {
+            assert!(run.net.now < 20_000 * MS, "seed {seed}: the signal does not come");
+            for n in 0..2 {
+                run.net.poll(n);
+                run.net.transmit(n);
+            }
+            if !is_sent {
+                is_sent = run.net.nodes[0].core.signal(sender, 1).is_ok();
+                if is_sent {
+                    run.net.nodes[0].core.unmap(sender, 1).unwrap();
+                }
+            }
+            is_taken = run.net.nodes[1].core.take_signal(receiver, 0).unwrap();
+            run.net.step();
+        }
+    }
+}

@@ -104,6 +104,7 @@ impl Network {
                 datagram: DATAGRAM,
                 slot: SLOT,
                 send_buffers: config.send_buffers,
+                messages: 1024,
                 reads: 4,
                 give_up_ns: config.give_up_ns,
                 seed: seed * 100 + index as u64,

@@ -106,6 +106,7 @@ impl Datagrams {
             datagram,
             slot: sizes.slot,
             send_buffers: sizes.send_buffers,
+            messages: 4 * sizes.sends as usize,
             reads: READS,
             give_up_ns,
             seed: super::port::random(),
