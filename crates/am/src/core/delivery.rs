@@ -46,11 +46,11 @@ pub enum Payload {
     Copy(Box<[u8]>),
 }
 
-/// A handler that is to run. It goes to [`Core::finish`] afterwards.
+/// A handler that is to run. It goes to [`Core::finish`](crate::Core::finish) afterwards.
 #[derive(Debug)]
 pub struct Delivery<H> {
     /// The handler; none for a message that came back where the program has set none. The caller
-    /// may take it, and puts it back before [`Core::finish`]: otherwise the program has to set it
+    /// may take it, and puts it back before [`Core::finish`](crate::Core::finish): otherwise the program has to set it
     /// anew.
     pub handler: Option<H>,
     /// Whose handler it is.
