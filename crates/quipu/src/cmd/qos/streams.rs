@@ -39,7 +39,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 pub(super) struct Options {
     /// The port's rate. If a sender alone moves less than four times this rate, the rate is reduced,
     /// because the tables decide the shares only while all lanes are full.
-    #[arg(long, value_name = "RATE", default_value = "400Mbps", value_parser = rate)]
+    #[arg(long, value_name = "RATE", default_value = "100Mbps", value_parser = rate)]
     rate: u64,
     /// An address of this machine that no other program of yours sends by. Default: one of 127.0.0.0/8 that
     /// depends on the process number.
