@@ -50,7 +50,7 @@ pub enum Payload {
 #[derive(Debug)]
 pub struct Delivery<H> {
     /// The handler; none for a message that came back where the program has set none. The caller
-    /// may take it, and puts it back before [`Core::finish`](crate::Core::finish): otherwise the program has to set it
+    /// may take it, and puts it back before it calls `finish`: otherwise the program has to set it
     /// anew.
     pub handler: Option<H>,
     /// Whose handler it is.

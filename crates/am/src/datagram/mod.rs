@@ -66,8 +66,8 @@ pub struct Limits {
     pub slot: usize,
     /// Send buffers.
     pub send_buffers: u32,
-    /// Messages of a connection that may wait until the peer has acknowledged them. It fails if there are more: an
-    /// honest peer acknowledges the replies to its requests with the next requests.
+    /// Messages of a connection that may wait until the peer has acknowledged them. It fails if there are
+    /// more: an honest peer acknowledges the replies to its requests with the next requests.
     pub messages: usize,
     /// Reads of a peer that may wait to be answered.
     pub reads: usize,
@@ -203,8 +203,8 @@ impl<M: Memory> DatagramFabric<M> {
         self.events.pop_front()
     }
 
-    /// A number that stands for a connection, with the place of its link. A hash of the secret seed: peers that
-    /// know some of them cannot guess the others.
+    /// A number that stands for a connection, with the place of its link. A hash of the secret seed: peers
+    /// that know some of them cannot guess the others.
     fn number(&mut self, id: LinkId) -> u64 {
         self.next_number = self.next_number.wrapping_add(1);
         let mut hash = DefaultHasher::new();
