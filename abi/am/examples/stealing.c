@@ -17,7 +17,7 @@ struct task {
 };
 
 static struct task tasks[MOST];
-static int count, is_asking, is_over;
+static int count, is_asking, is_over, is_announced;
 static uint64_t done, checksum;
 /* At process 0: tasks that are done everywhere, and the sums of the others. */
 static uint64_t all_done, all_checksum;
@@ -121,10 +121,15 @@ int main(int argc, char **argv) {
                 CHECK(AM_Request0(ep, victim, STEAL));
             }
         }
-        if (me == 0 && all_done == expected)
+        if (me == 0 && all_done == expected && !is_announced) {
+            is_announced = 1;
             for (int process = 0; process < processes; process++)
                 CHECK(AM_Request0(ep, process, STOP));
+        }
     }
+    /* A request that nobody has handled comes back when its receiver ends: each is answered before that. */
+    while (is_asking)
+        CHECK(AM_Poll(bundle));
     EXPECT(count == 0);
     CHECK(AM_Request2(ep, 0, SUM, (int)(checksum >> 32), (int)checksum));
     if (me == 0) {
