@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quipu_cabi::Hold;
 use quipu_cm::StreamKey;
-use quipu_nic::{ConnId, Ends, Gid, Header, Passage, Probe, QpNum};
+use quipu_nic::{ConnId, Ends, Gid, Header, Marking, Passage, Probe, QpNum};
 use quipu_observe::{
-    Capture, Direction, Hello, Interface, Limits, Message, Pair, StreamEnds, StreamId,
+    Capture, Direction, Hello, Interface, Limits, Mark, Message, Pair, Passed, StreamEnds, StreamId,
 };
 
 use crate::address::HostAddress;
@@ -85,6 +85,13 @@ impl Tap {
         recorder.capture.stream_opened(now(), id(conn), ends);
     }
 
+    /// What is sent on a stream is marked so from now on.
+    pub(crate) fn stream_marked(&mut self, conn: ConnId, marking: Marking) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.capture.stream_marked(id(conn), mark_of(marking));
+        }
+    }
+
     /// Bytes passed on a stream.
     #[inline]
     pub(crate) fn stream_passed(&mut self, conn: Option<ConnId>, outgoing: bool, bytes: &[u8]) {
@@ -142,9 +149,10 @@ impl Tap {
         outgoing: bool,
         (from, to): (SocketAddr, SocketAddr),
         bytes: &[u8],
+        mark: Mark,
     ) {
         if let Some(recorder) = &mut self.0 {
-            recorder.capture.datagram_passed(now(), outgoing, (from, to), bytes);
+            recorder.capture.datagram_passed(now(), outgoing, (from, to), bytes, mark);
         }
     }
 
@@ -233,8 +241,9 @@ impl Probe for Tap {
             Header::Tagged { op, stag, to } => Message::Tagged { op, stag, to },
             Header::Untagged { op, ulp } => Message::Untagged { op, ulp },
         };
-        let Passage { wr_id, length, .. } = *passage;
-        recorder.capture.channel_passed(now(), (pair, from), wr_id, message, length, fill);
+        let Passage { wr_id, length, marking, .. } = *passage;
+        let passed = Passed { message, length, wr_id, mark: marking.map(mark_of) };
+        recorder.capture.channel_passed(now(), (pair, from), passed, fill);
     }
 
     fn parted(&mut self, ends: &Ends) {
@@ -247,6 +256,12 @@ impl Probe for Tap {
 
 fn id(conn: ConnId) -> StreamId {
     StreamId::Adapter(conn.0)
+}
+
+/// A marking as a capture knows it.
+fn mark_of(marking: Marking) -> Mark {
+    let Marking { traffic_class, service_level, lane } = marking;
+    Mark { traffic_class, service_level, lane }
 }
 
 fn managed(stream: StreamKey) -> StreamId {

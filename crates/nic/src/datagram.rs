@@ -47,6 +47,8 @@ pub struct Departure {
     pub to: SocketAddr,
     /// Traffic class of the IP header.
     pub traffic_class: u8,
+    /// Service level.
+    pub service_level: u8,
     /// Hop limit that the program asked for; it counts for multicast groups only.
     pub hop_limit: u8,
     /// Bytes written.
@@ -305,6 +307,7 @@ fn compose<P: Probe>(
     hub.probe.stage(Stage::GetWr, 0);
     let av = qp.sq.destination(position).av;
     let (traffic_class, hop_limit) = (marking::traffic_class(&av, hub), av.hop_limit);
+    let service_level = marking::level_of(&av, hub);
     let (header, to) = match qp.qp_type {
         QpType::RawPacket => raw::address(qp, hub, wqe.length)?,
         // C10-93.1.1: such a message is not sent, and that is no error.
@@ -327,7 +330,8 @@ fn compose<P: Probe>(
     }
     hub.probe.stage(Stage::GetData, rest.len());
     let sgid_index = hub.gids.index_of(&av);
-    Ok(Some(Departure { from: qp.num, sgid_index, to, traffic_class, hop_limit, len }))
+    let from = qp.num;
+    Ok(Some(Departure { from, sgid_index, to, traffic_class, service_level, hop_limit, len }))
 }
 
 /// The header and the destination of the message of the request at `position`.

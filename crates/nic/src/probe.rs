@@ -8,6 +8,7 @@
 use quipu_iwarp::wire::hello::Hello;
 use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
 
+use crate::transmit::Marking;
 use crate::types::{ConnId, Gid, QpNum};
 
 /// A stage of the adapter's work.
@@ -78,6 +79,8 @@ pub struct Passage {
     pub outgoing: bool,
     /// The work request of this side that it belongs to.
     pub wr_id: Option<u64>,
+    /// How it is marked; `None` if the peer sent it.
+    pub marking: Option<Marking>,
     /// How it is addressed.
     pub header: Header,
     /// Bytes of payload.

@@ -19,7 +19,9 @@ use crate::probe::{Ends, Header, Passage, Probe};
 use crate::qp::{Path, Qp};
 use crate::responder;
 use crate::stream::sink_of;
+use crate::transmit::Marking;
 use crate::transmit::channel::shape;
+use crate::transmit::marking::marking_of;
 use crate::transmit::stream::flush_request;
 use crate::types::{Access, Flush, Payload, QpNum, SendFlags, SendOp, SendWr, WcStatus};
 
@@ -40,14 +42,18 @@ struct Teller<'a, P> {
     ends: Ends,
     outgoing: bool,
     wr_id: Option<u64>,
+    /// How what this side sends is marked.
+    marking: Marking,
 }
 
 impl<P: Probe> Teller<'_, P> {
     fn tell(&mut self, header: Header, length: u32, fill: &mut dyn FnMut(u32, &mut [u8])) {
         // Of two queue pairs of one adapter, the one that sends tells.
         if self.outgoing || !self.ends.within {
-            let Self { ends, outgoing, wr_id, .. } = *self;
-            self.probe.passed(&Passage { ends, outgoing, wr_id, header, length }, fill);
+            let Self { ends, outgoing, wr_id, marking, .. } = *self;
+            let marking = outgoing.then_some(marking);
+            let passage = Passage { ends, outgoing, wr_id, marking, header, length };
+            self.probe.passed(&passage, fill);
         }
     }
 
@@ -122,9 +128,9 @@ fn teller<'a, P: Probe>(
     outgoing: bool,
     wr_id: Option<u64>,
 ) -> Option<(Teller<'a, P>, &'a Regions)> {
-    let ends = ends(qp, hub)?;
+    let (ends, marking) = (ends(qp, hub)?, marking_of(qp, hub));
     let Hub { probe, regions, .. } = hub;
-    Some((Teller { probe, ends, outgoing, wr_id }, regions))
+    Some((Teller { probe, ends, outgoing, wr_id, marking }, regions))
 }
 
 /// The channel of `qp` stands.

@@ -13,7 +13,7 @@ use quipu_iwarp::wire::rdmap::{TaggedOp, UntaggedOp};
 use quipu_iwarp::{Negotiated, Sender};
 
 use crate::flow::{Flow, Sink};
-use crate::packet::{Direction, udp_headers};
+use crate::packet::{Direction, Mark, udp_headers};
 use crate::pcapng::{self, Interface, LinkType};
 
 /// Longest ULPDU of the messages that no stream carried: what the adapter sends on streams.
@@ -81,6 +81,19 @@ pub enum Message {
         /// Key to invalidate, or immediate.
         ulp: u32,
     },
+}
+
+/// A message that passed between two queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// How it is addressed.
+    pub message: Message,
+    /// Bytes of payload.
+    pub length: u32,
+    /// The work request of this engine that it belongs to.
+    pub wr_id: Option<u64>,
+    /// How it is marked; `None` if the peer sent it.
+    pub mark: Option<Mark>,
 }
 
 /// A pair of queue pairs as a connection.
@@ -161,6 +174,13 @@ impl Capture {
         }
     }
 
+    /// What is sent on a stream is marked so from now on.
+    pub fn stream_marked(&mut self, id: StreamId, mark: Mark) {
+        if let Some((flow, _)) = self.streams.get_mut(&id) {
+            flow.mark_own(mark);
+        }
+    }
+
     /// Bytes passed on a stream.
     pub fn stream_passed(&mut self, time: Duration, id: StreamId, outgoing: bool, bytes: &[u8]) {
         if let Some((flow, own)) = self.streams.get_mut(&id) {
@@ -177,17 +197,18 @@ impl Capture {
         }
     }
 
-    /// A datagram passed.
+    /// A datagram passed. Of one that came, only the traffic class of `mark` is known.
     pub fn datagram_passed(
         &mut self,
         time: Duration,
         outgoing: bool,
-        (from, to): (SocketAddr, SocketAddr),
+        ends: (SocketAddr, SocketAddr),
         bytes: &[u8],
+        mark: Mark,
     ) {
         // Longer ones are no datagrams of UDP.
-        if let Some(headers) = udp_headers(from, to, bytes) {
-            self.sink.packet(time, !outgoing, &headers, bytes, &told_of(bytes));
+        if let Some(headers) = udp_headers(ends, bytes, mark.traffic_class) {
+            self.sink.packet(time, !outgoing, &headers, bytes, &told_of(bytes, mark));
         }
     }
 
@@ -237,20 +258,21 @@ impl Capture {
         self.channels.insert(pair, Channel { flow, senders });
     }
 
-    /// A message of `length` bytes passed between two queue pairs, of which `fill` copies those from an
-    /// offset on. `wr_id`: the work request of this engine that it belongs to.
+    /// A message passed between two queue pairs. `fill` copies its bytes from an offset on.
     pub fn channel_passed(
         &mut self,
         time: Duration,
         (pair, from): (Pair, Direction),
-        wr_id: Option<u64>,
-        message: Message,
-        length: u32,
+        passed: Passed,
         fill: &mut dyn FnMut(u32, &mut [u8]),
     ) {
         let Some(Channel { flow, senders }) = self.channels.get_mut(&pair) else { return };
         if self.sink.full {
             return;
+        }
+        let Passed { message, length, wr_id, mark } = passed;
+        if let Some(mark) = mark {
+            flow.mark(from, mark);
         }
         self.room.resize(FPDU_ROOM, 0);
         let tx = &mut senders[from.index()];
@@ -289,7 +311,7 @@ impl Capture {
 }
 
 /// What is in a datagram, for people.
-fn told_of(bytes: &[u8]) -> String {
+fn told_of(bytes: &[u8], mark: Mark) -> String {
     if let Ok(lookup) = Lookup::parse(bytes) {
         let name = match lookup {
             Lookup::Request { .. } => "SIDR_REQ",
@@ -300,7 +322,10 @@ fn told_of(bytes: &[u8]) -> String {
     match Datagram::parse(bytes) {
         Ok(Datagram { source_qpn, dest_qpn, frame, .. }) => {
             let kind = if frame { "Ethernet frame" } else { "Datagram" };
-            format!("QP {source_qpn:#08x} to {dest_qpn:#08x}: {kind}")
+            let mut told = format!("QP {source_qpn:#08x} to {dest_qpn:#08x}");
+            mark.describe(&mut told);
+            told.push_str(": ");
+            told + kind
         }
         Err(_) => "no datagram of Quipu".to_owned(),
     }

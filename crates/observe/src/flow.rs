@@ -9,7 +9,7 @@ use quipu_iwarp::wire::mpa::FrameKind;
 
 use crate::capture::Limits;
 use crate::frame::{Framer, Summary, Told, What};
-use crate::packet::{Direction, MAX_PAYLOAD, Segment, flag};
+use crate::packet::{Direction, MAX_PAYLOAD, Mark, Segment, flag};
 use crate::pcapng::{self, LinkType, Packet};
 
 /// The first sequence number of both ends.
@@ -94,6 +94,8 @@ pub(crate) struct Flow {
     framers: [Framer; 2],
     /// Queue pair of client and server, once the start-up told.
     qpns: Option<[u32; 2]>,
+    /// How what client and server send is marked, as far as this process knows.
+    marks: [Mark; 2],
     /// The end whose work requests are noted.
     own: Direction,
     /// For each segment of an own work request that is to pass next: its number.
@@ -113,6 +115,7 @@ impl Flow {
             seq: [FIRST_SEQ; 2],
             framers: [Framer::new(FrameKind::Request), Framer::new(FrameKind::Reply)],
             qpns: None,
+            marks: [Mark::default(); 2],
             own,
             notes: VecDeque::new(),
         };
@@ -126,6 +129,16 @@ impl Flow {
     /// Its queue pairs are these, of client and server.
     pub(crate) fn name(&mut self, qpns: [u32; 2]) {
         self.qpns = Some(qpns);
+    }
+
+    /// What this process sends is marked so from now on.
+    pub(crate) fn mark(&mut self, from: Direction, mark: Mark) {
+        self.marks[from.index()] = mark;
+    }
+
+    /// As [`mark`](Self::mark), for the end whose work requests are noted.
+    pub(crate) fn mark_own(&mut self, mark: Mark) {
+        self.mark(self.own, mark);
     }
 
     /// The next segment of an own work request belongs to this one.
@@ -148,7 +161,8 @@ impl Flow {
         if sink.full {
             return;
         }
-        let Self { ends, seq, framers, qpns, own, notes } = self;
+        let Self { ends, seq, framers, qpns, marks, own, notes } = self;
+        let mark = marks[from.index()];
         let mut markers = false;
         framers[from.index()].push(bytes, |frame, what| {
             let mut comment = String::new();
@@ -164,7 +178,9 @@ impl Flow {
             }
             if let (Some(pair), What::Told(_) | What::Fpdu) = (&qpns, what) {
                 let (source, destination) = (pair[from.index()], pair[from.reverse().index()]);
-                let _ = write!(comment, "QP {source:#08x} to {destination:#08x}: ");
+                let _ = write!(comment, "QP {source:#08x} to {destination:#08x}");
+                mark.describe(&mut comment);
+                comment.push_str(": ");
             }
             match what {
                 What::Told(Told { management: Some(name), .. }) => {
@@ -184,7 +200,8 @@ impl Flow {
                 // What cannot be told apart is not told of.
                 What::Opaque => {}
             }
-            send(sink, time, (ends, seq), (from, from == *own), frame, &comment);
+            let what = (frame, &comment[..], mark);
+            send(sink, time, (ends, seq), (from, from == *own), what);
         });
         if markers {
             framers.iter_mut().for_each(Framer::give_up);
@@ -196,7 +213,8 @@ impl Flow {
         for from in [from, from.reverse()] {
             let rest = self.framers[from.index()].take_rest();
             let outgoing = from == self.own;
-            send(sink, time, (&self.ends, &mut self.seq), (from, outgoing), &rest, "cut off");
+            let what = (&rest[..], "cut off", self.marks[from.index()]);
+            send(sink, time, (&self.ends, &mut self.seq), (from, outgoing), what);
         }
         self.bare(sink, time, from, flag::FIN | flag::ACK);
         self.bare(sink, time, from.reverse(), flag::FIN | flag::ACK);
@@ -205,7 +223,8 @@ impl Flow {
 
     /// A packet without bytes.
     fn bare(&mut self, sink: &mut Sink, time: Duration, from: Direction, flags: u8) {
-        let headers = segment(&self.ends, &self.seq, from, flags).headers(&[]);
+        let mark = self.marks[from.index()];
+        let headers = segment(&self.ends, &self.seq, from, flags, mark).headers(&[]);
         sink.packet(time, from != self.own, &headers, &[], "");
         if flags & (flag::SYN | flag::FIN) != 0 {
             let seq = &mut self.seq[from.index()];
@@ -214,10 +233,17 @@ impl Flow {
     }
 }
 
-fn segment(ends: &[SocketAddr; 2], seq: &[u32; 2], from: Direction, flags: u8) -> Segment {
+fn segment(
+    ends: &[SocketAddr; 2],
+    seq: &[u32; 2],
+    from: Direction,
+    flags: u8,
+    mark: Mark,
+) -> Segment {
     let (own, other) = (from.index(), from.reverse().index());
     let ack = if flags & flag::ACK != 0 { seq[other] } else { 0 };
-    Segment { from: ends[own], to: ends[other], seq: seq[own], ack, flags }
+    let traffic_class = mark.traffic_class;
+    Segment { from: ends[own], to: ends[other], seq: seq[own], ack, flags, traffic_class }
 }
 
 /// Packets with these bytes, all of them with the comment.
@@ -226,11 +252,10 @@ fn send(
     time: Duration,
     (ends, seq): (&[SocketAddr; 2], &mut [u32; 2]),
     (from, outgoing): (Direction, bool),
-    bytes: &[u8],
-    comment: &str,
+    (bytes, comment, mark): (&[u8], &str, Mark),
 ) {
     for part in bytes.chunks(MAX_PAYLOAD) {
-        let headers = segment(ends, seq, from, flag::PSH | flag::ACK).headers(part);
+        let headers = segment(ends, seq, from, flag::PSH | flag::ACK, mark).headers(part);
         sink.packet(time, !outgoing, &headers, part, comment);
         let seq = &mut seq[from.index()];
         *seq = seq.wrapping_add(part.len() as u32);

@@ -17,9 +17,9 @@ mod prometheus;
 mod roce;
 mod sample;
 
-pub use capture::{Capture, Limits, Message, Pair, StreamEnds, StreamId};
+pub use capture::{Capture, Limits, Message, Pair, Passed, StreamEnds, StreamId};
 pub use ipoib::{IpoibCapture, IpoibEnds};
-pub use packet::Direction;
+pub use packet::{Direction, Mark};
 pub use pcapng::Interface;
 pub use prometheus::{CONTENT_TYPE, prometheus};
 pub use quipu_iwarp::wire::hello::Hello;

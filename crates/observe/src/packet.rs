@@ -1,5 +1,6 @@
 //! IP and TCP headers (RFC 791, 8200, 9293) for bytes that had others, or none.
 
+use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 /// Which way a packet goes on its connection.
@@ -45,6 +46,29 @@ const SYN_OPTIONS: [u8; 8] = [2, 4, 0xff, 0xd7, 1, 3, 3, 14];
 /// Most bytes of payload that a packet has; what is longer becomes several.
 pub(crate) const MAX_PAYLOAD: usize = 65_000;
 
+/// How what this process sends is marked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// The traffic class of the IP header: DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// The service level.
+    pub service_level: u8,
+    /// The virtual lane, if there are lanes.
+    pub lane: Option<u8>,
+}
+
+impl Mark {
+    /// Adds service level and lane to a comment, if they say anything.
+    pub(crate) fn describe(self, comment: &mut String) {
+        if self.lane.is_some() || self.service_level > 0 {
+            let _ = write!(comment, ", SL {}", self.service_level);
+        }
+        if let Some(lane) = self.lane {
+            let _ = write!(comment, ", VL {lane}");
+        }
+    }
+}
+
 /// A TCP segment without its payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
@@ -53,6 +77,7 @@ pub(crate) struct Segment {
     pub(crate) seq: u32,
     pub(crate) ack: u32,
     pub(crate) flags: u8,
+    pub(crate) traffic_class: u8,
 }
 
 /// A sum of 16-bit words (RFC 1071). All pieces but the last have even length.
@@ -85,7 +110,8 @@ impl Segment {
         let options: &[u8] = if self.flags & flag::SYN != 0 { &SYN_OPTIONS } else { &[] };
         let tcp_len = TCP_LEN + options.len();
         let length = tcp_len + payload.len();
-        let (mut out, mut sum) = ip_header(self.from.ip(), self.to.ip(), TCP, length);
+        let (mut out, mut sum) =
+            ip_header((self.from.ip(), self.to.ip()), TCP, length, self.traffic_class);
         let tcp = out.len();
         out.extend_from_slice(&self.from.port().to_be_bytes());
         out.extend_from_slice(&self.to.port().to_be_bytes());
@@ -102,13 +128,18 @@ impl Segment {
 
 /// The IP header of a packet with `length` bytes behind it; and the beginning of their checksum, which covers
 /// addresses, protocol and length as well (RFC 9293 3.1, RFC 768).
-fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> (Vec<u8>, Checksum) {
+fn ip_header(
+    (from, to): (IpAddr, IpAddr),
+    protocol: u8,
+    length: usize,
+    traffic_class: u8,
+) -> (Vec<u8>, Checksum) {
     let (mut out, mut sum) = (Vec::with_capacity(64), Checksum::default());
     sum.add(&[0, protocol]);
     sum.add(&(length as u32).to_be_bytes());
     if let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) {
         let total = ((20 + length) as u16).to_be_bytes();
-        out.extend_from_slice(&[0x45, 0, total[0], total[1]]);
+        out.extend_from_slice(&[0x45, traffic_class, total[0], total[1]]);
         // Do not fragment.
         out.extend_from_slice(&[0, 0, 0x40, 0, HOP_LIMIT, protocol, 0, 0]);
         out.extend_from_slice(&from.octets());
@@ -118,7 +149,7 @@ fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> (Vec<u8>,
         out[10..12].copy_from_slice(&header.finish());
         sum.add(&out[12..20]);
     } else {
-        out.extend_from_slice(&[0x60, 0, 0, 0]);
+        out.extend_from_slice(&[0x60 | traffic_class >> 4, traffic_class << 4, 0, 0]);
         out.extend_from_slice(&(length as u16).to_be_bytes());
         out.extend_from_slice(&[protocol, HOP_LIMIT]);
         out.extend_from_slice(&as_v6(from));
@@ -129,12 +160,16 @@ fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> (Vec<u8>,
 }
 
 /// The headers of the packet that carries `payload` as a datagram; `None` if it is too long for one.
-pub(crate) fn udp_headers(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn udp_headers(
+    (from, to): (SocketAddr, SocketAddr),
+    payload: &[u8],
+    traffic_class: u8,
+) -> Option<Vec<u8>> {
     if payload.len() > MAX_PAYLOAD {
         return None;
     }
     let length = UDP_LEN + payload.len();
-    let (mut out, mut sum) = ip_header(from.ip(), to.ip(), UDP, length);
+    let (mut out, mut sum) = ip_header((from.ip(), to.ip()), UDP, length, traffic_class);
     let udp = out.len();
     out.extend_from_slice(&from.port().to_be_bytes());
     out.extend_from_slice(&to.port().to_be_bytes());
@@ -179,21 +214,24 @@ mod tests {
             seq: 7,
             ack: 9,
             flags,
+            traffic_class: 0xb8,
         };
         let payload = b"odd";
         let v4 = segment("127.0.0.1:4000", "127.0.0.2:5000", flag::ACK).headers(payload);
         assert_eq!(v4.len(), 40);
+        assert_eq!(v4[1], 0xb8);
         assert!(verified(&[&v4[..20]]));
         let pseudo = [0, TCP, 0, 23];
         assert!(verified(&[&v4[12..20], &pseudo, &v4[20..], payload]));
         let v6 = segment("[::1]:4000", "[::2]:5000", flag::SYN).headers(&[]);
         assert_eq!(v6.len(), 40 + 28);
+        assert_eq!(v6[..2], [0x6b, 0x80]);
         let pseudo = [0, 0, 0, 28, 0, 0, 0, TCP];
         assert!(verified(&[&v6[8..40], &pseudo, &v6[40..]]));
         let (from, to) = ("[::1]:4000".parse().unwrap(), "[::2]:5000".parse().unwrap());
-        let udp = udp_headers(from, to, payload).unwrap();
+        let udp = udp_headers((from, to), payload, 0).unwrap();
         let pseudo = [0, 0, 0, 11, 0, 0, 0, UDP];
         assert!(verified(&[&udp[8..40], &pseudo, &udp[40..], payload]));
-        assert_eq!(udp_headers(from, to, &[0; MAX_PAYLOAD + 1]), None);
+        assert_eq!(udp_headers((from, to), &[0; MAX_PAYLOAD + 1], 0), None);
     }
 }

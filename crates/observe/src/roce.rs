@@ -130,7 +130,7 @@ impl SdpCapture {
             true => (at(ends.own.ip()), at(ends.peer.ip())),
             false => (at(ends.peer.ip()), at(ends.own.ip())),
         };
-        let Some(headers) = udp_headers(from, to, &bytes) else { return };
+        let Some(headers) = udp_headers((from, to), &bytes, 0) else { return };
         let length = headers.len() + bytes.len();
         if self.written + (self.out.len() + length + 64) as u64 > self.limit {
             return;

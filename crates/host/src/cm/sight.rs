@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use quipu_cm::StreamKey;
+use quipu_observe::Mark;
 
 use super::address::canonical;
 use crate::sys;
@@ -107,7 +108,7 @@ impl Sights {
                 }
                 Sight::Closed { stream, by_peer } => tap.managed_closed(stream, by_peer),
                 Sight::Datagram { outgoing, from, to, bytes } => {
-                    tap.datagram_passed(outgoing, (from, to), &bytes);
+                    tap.datagram_passed(outgoing, (from, to), &bytes, Mark::default());
                 }
             }
         }

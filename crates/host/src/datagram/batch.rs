@@ -533,7 +533,7 @@ mod tests {
 
     fn departure(to: SocketAddr, len: usize) -> Departure {
         let from = quipu_nic::QpNum(0);
-        Departure { from, sgid_index: 0, to, traffic_class: 0, hop_limit: 0, len }
+        Departure { from, sgid_index: 0, to, traffic_class: 0, service_level: 0, hop_limit: 0, len }
     }
 
     /// A socket, as the kernel makes it or one that takes trains.

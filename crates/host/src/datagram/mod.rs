@@ -14,7 +14,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use libc::c_int;
-use quipu_nic::{QpNum, Time};
+use quipu_nic::{Departure, Probe, QpNum, Time};
+use quipu_observe::Mark;
 
 use self::batch::{Demand, Incoming, Outgoing, Ways};
 use self::groups::Groups;
@@ -299,8 +300,14 @@ impl Datagrams {
             && batch.add(|out| {
                 let departure = adapter.transmit_datagram(now, number, out)?;
                 let from = SocketAddr::new(own.row(departure.sgid_index).ip, port);
-                let ends = (from, departure.to);
-                adapter.probe_mut().datagram_passed(true, ends, &out[..departure.len]);
+                if adapter.probe_mut().watches() {
+                    let Departure { traffic_class, service_level, .. } = departure;
+                    let lane = adapter.lane_of(service_level);
+                    let mark = Mark { traffic_class, service_level, lane };
+                    let ends = (from, departure.to);
+                    let bytes = &out[..departure.len];
+                    adapter.probe_mut().datagram_passed(true, ends, bytes, mark);
+                }
                 Some(departure)
             })
         {}
@@ -413,7 +420,9 @@ impl Datagrams {
                         continue;
                     }
                     let ends = (arrival.from, SocketAddr::new(arrival.to, socket.port));
-                    adapter.probe_mut().datagram_passed(false, ends, bytes);
+                    let traffic_class = arrival.traffic_class;
+                    let mark = Mark { traffic_class, ..Mark::default() };
+                    adapter.probe_mut().datagram_passed(false, ends, bytes, mark);
                     adapter.handle_datagram(now, &arrival, bytes);
                 }
                 socket.demand.note(messages, datagrams);

@@ -107,7 +107,9 @@ impl Core {
             }
             Action::LimitSilence { conn, user_timeout_ns } => {
                 self.net.limit_silence(now, conn, user_timeout_ns);
-                if let Some(marking) = self.adapter.marking(conn) {
+                if let Some(marking) = self.adapter.marking(conn)
+                    && (marking.service_level > 0 || marking.traffic_class > 0)
+                {
                     self.net.mark(conn, marking);
                 }
             }

@@ -57,10 +57,10 @@ mod tests {
             unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, place, &raw mut len) };
             value
         };
-        mark(&socket, peer, Marking { traffic_class: 0xa0, service_level: 5 }).unwrap();
+        mark(&socket, peer, Marking { traffic_class: 0xa0, service_level: 5, lane: None }).unwrap();
         assert_eq!(option(libc::IPPROTO_IP, libc::IP_TOS), 0xa0);
         assert_eq!(option(libc::SOL_SOCKET, libc::SO_PRIORITY), 5);
-        mark(&socket, peer, Marking { traffic_class: 0, service_level: 15 }).unwrap();
+        mark(&socket, peer, Marking { traffic_class: 0, service_level: 15, lane: None }).unwrap();
         assert_eq!(option(libc::SOL_SOCKET, libc::SO_PRIORITY), 6, "7 needs a privilege");
     }
 }

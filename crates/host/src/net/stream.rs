@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use libc::c_int;
-use quipu_nic::{ConnId, Gather, Loss, Time};
+use quipu_nic::{ConnId, Gather, Loss, Probe, Time};
 
 use super::buffers::{BEHIND_BYTES, BUFFER_BYTES, Pool, Received, TRANSMIT_BYTES};
 use super::gathered::{Appetite, Gathered};
@@ -240,7 +240,7 @@ impl Stream {
             self.appetite.grow();
         }
         // A capture has everything in the buffer.
-        adapter.probe_mut().stream_passed(self.conn, true, &buffer[..filled]);
+        self.show_sent(adapter, &buffer[..filled]);
         let was_all = gather.is_final(TRANSMIT_BYTES - filled);
         Ok(if was_all { Sent::Everything } else { Sent::All(all) })
     }
@@ -263,7 +263,7 @@ impl Stream {
         // A short rest does not keep a large buffer, and memory of the program is not kept at all.
         let copied = gather.bytes() > 0 || left <= SHORT_BYTES;
         let rest = copied.then(|| gathered.copy_behind(sent, pool));
-        adapter.probe_mut().stream_passed(self.conn, true, &buffer[..sent.min(filled)]);
+        self.show_sent(adapter, &buffer[..sent.min(filled)]);
         self.unsent = Some(match rest {
             None => (buffer, sent..filled),
             Some(rest) => {
@@ -271,6 +271,18 @@ impl Stream {
                 (rest, 0..left)
             }
         });
+    }
+
+    /// Shows a capture what was sent, and how it is marked.
+    #[inline]
+    fn show_sent(&self, adapter: &mut Adapter, bytes: &[u8]) {
+        if adapter.probe_mut().watches()
+            && let Some(conn) = self.conn
+            && let Some(marking) = adapter.marking(conn)
+        {
+            adapter.probe_mut().stream_marked(conn, marking);
+        }
+        adapter.probe_mut().stream_passed(self.conn, true, bytes);
     }
 
     /// Sends what the socket did not take before. True if nothing is left.

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 
 use crate::common::pcapng::{packets, streams};
 use crate::common::{Node, pair};
 use quipu_host::nic::{SendOp, WcStatus};
+use quipu_host::qos::QosConfig;
 use quipu_host::{CaptureConfig, Config, Engine, SameHost};
 use quipu_iwarp::wire::mpa::{FrameKind, StartFrame, crc32c, fpdu_len};
 
@@ -189,4 +191,52 @@ fn a_file_that_cannot_be_written_is_named() {
         panic!("there is no such folder");
     };
     assert!(error.to_string().contains("/proc/no/such.pcapng"), "{error}");
+}
+
+/// A capture says of each packet which service level and lane it had, for tshark's filters too.
+#[test]
+fn lanes_are_visible() {
+    for (name, same_host) in [("lanes-tcp", SameHost::Never), ("lanes-link", SameHost::Auto)] {
+        let path = file(name);
+        let capture = CaptureConfig { path: path.clone(), file_bytes: 64 << 20, snaplen: 0 };
+        let engines =
+            [("127.0.77.1", Some(capture)), ("127.0.77.2", None)].map(|(own, capture)| {
+                let qos = Some(QosConfig { file: None, rate: Some(10_000_000_000) });
+                let (address, arena_bytes) = (Some(own.parse().unwrap()), 64 << 20);
+                let config =
+                    Config { address, same_host, capture, qos, arena_bytes, ..Config::default() };
+                Engine::open(config).unwrap()
+            });
+        let (a, b) = pair(&engines[0], &engines[1], 1 << 20);
+        for level in [1, 12] {
+            a.engine.set_service_level(a.qp, level, 0).unwrap();
+            program(&a, &b);
+        }
+        drop((a, b, engines));
+        let packets = packets(&fs::read(&path).unwrap());
+        let marked = |comment: &str| {
+            let found = packets.iter().filter(|(_, it)| it.contains(comment));
+            found.map(|(packet, _)| packet[1]).collect::<Vec<_>>()
+        };
+        // DSCP 8; there is none for service level 12.
+        let (first, second) = (marked(", SL 1, VL 1: Send"), marked(", SL 12, VL 12: Send"));
+        assert_eq!((first.len() >= 4, second.len() >= 4), (true, true), "{name}: {packets:?}");
+        assert!(
+            first.iter().all(|class| *class == 8 << 2) && second.iter().all(|class| *class == 0)
+        );
+        let shown = Command::new("tshark")
+            .args(["-o", "ip.check_checksum:TRUE", "-r"])
+            .arg(&path)
+            .args(["-T", "fields", "-e", "ip.src", "-Y"])
+            .arg("ip.dsfield.dscp == 8 && ip.checksum.status == 1 && frame.comment contains \"VL 1:\"")
+            .output();
+        fs::remove_file(&path).unwrap();
+        let Ok(shown) = shown else {
+            println!("SKIPPED: no tshark here");
+            continue;
+        };
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.lines().count() > first.len(), "{shown}");
+        assert!(shown.lines().all(|from| from == "127.0.77.1"), "{shown}");
+    }
 }

@@ -186,6 +186,11 @@ impl Lanes {
         self.default_level = sl & 15;
     }
 
+    /// The lane of a service level, 15 for one whose packets are discarded.
+    pub(super) fn lane_of_level(&self, sl: u8) -> u8 {
+        self.lane_of[usize::from(sl) & 15]
+    }
+
     pub(super) fn dscp_of(&self, sl: u8) -> u8 {
         self.config.dscp_of(sl)
     }

@@ -14,6 +14,20 @@ pub struct Marking {
     pub traffic_class: u8,
     /// The service level.
     pub service_level: u8,
+    /// The virtual lane, with quality of service.
+    pub lane: Option<u8>,
+}
+
+/// How what a queue pair sends next is marked.
+pub(crate) fn marking_of<P>(qp: &Qp, hub: &Hub<P>) -> Marking {
+    let service_level = service_level(qp, hub);
+    let traffic_class = traffic_class(&qp.attr.av, hub);
+    Marking { traffic_class, service_level, lane: lane_of(service_level, hub) }
+}
+
+/// The lane of a service level, with quality of service.
+fn lane_of<P>(service_level: u8, hub: &Hub<P>) -> Option<u8> {
+    hub.qos.as_ref().map(|qos| qos.lane_of_level(service_level))
 }
 
 /// The service level of what a queue pair has next.
@@ -25,7 +39,7 @@ pub(super) fn service_level<P>(qp: &Qp, hub: &Hub<P>) -> u8 {
 }
 
 /// The service level that an address vector names; that of the rules if it names none.
-fn level_of<P>(av: &AddressVector, hub: &Hub<P>) -> u8 {
+pub(crate) fn level_of<P>(av: &AddressVector, hub: &Hub<P>) -> u8 {
     let default = || hub.qos.as_ref().map_or(0, |qos| qos.default_level());
     match (av.sl & 15, av.traffic_class, hub.config.link_layer) {
         (0, 0, _) => default(),
@@ -52,15 +66,11 @@ pub(crate) fn traffic_class<P>(av: &AddressVector, hub: &Hub<P>) -> u8 {
 }
 
 impl<P: Probe> Adapter<P> {
-    /// How what a connection sends is marked; `None` if its queue pair has no service level but 0 and no
-    /// traffic class.
+    /// How what a connection sends is marked; `None` if it has no queue pair.
     #[must_use]
     pub fn marking(&self, conn: ConnId) -> Option<Marking> {
         let qp = self.hub.conns.get(conn)?.qp.and_then(|qp| self.qps.get(qp))?;
-        let service_level = service_level(qp, &self.hub);
-        let traffic_class = traffic_class(&qp.attr.av, &self.hub);
-        let marked = service_level > 0 || traffic_class > 0;
-        marked.then_some(Marking { traffic_class, service_level })
+        Some(marking_of(qp, &self.hub))
     }
 
     /// Gives a queue pair another service level and traffic class while it is connected. What it has begun to
@@ -78,6 +88,13 @@ impl<P: Probe> Adapter<P> {
         (qp.attr.av.sl, qp.attr.av.traffic_class) = (service_level & 15, traffic_class);
         let conns = self.hub.conns.iter();
         Ok(conns.filter(|(_, conn)| conn.qp == Some(id)).map(|(conn, _)| conn).next())
+    }
+
+    /// The virtual lane of a service level, 15 for one whose packets are discarded; `None` without quality of
+    /// service.
+    #[must_use]
+    pub fn lane_of(&self, service_level: u8) -> Option<u8> {
+        lane_of(service_level, &self.hub)
     }
 
     /// The service level of queue pairs that name none.
