@@ -505,7 +505,7 @@ fn the_traffic_class_and_hop_limit_are_those_of_the_address() {
         from: number,
         to: SocketAddr::new(Ipv4Addr::new(10, 0, 0, 2).into(), QpNum(qpn).port()),
         traffic_class: 0x68,
-        service_level: 0,
+        service_level: 3,
         hop_limit: 9,
         len: datagram::LEN,
     };
