@@ -93,6 +93,8 @@ pub struct Endpoint {
     pub(crate) segment: Option<Remote>,
     /// The name by which peers know it, if it is not that of its place in the port.
     pub(crate) public: Option<Name>,
+    /// Two connections of one peer have come: signals may be on either.
+    pub(crate) has_twins: bool,
     /// A handler of it runs.
     pub(crate) is_running: bool,
     /// The index of the handler that a delivery has, to be given back when that is finished.

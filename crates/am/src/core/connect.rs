@@ -90,11 +90,19 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let Some((endpoint, _)) = self.endpoints.at(hello.endpoint) else {
             return self.fabric.reject(incoming, Status::BadEndpoint);
         };
+        if self.pool.conns() >= self.config.max_connections {
+            self.make_room_for(endpoint, hello.tag);
+        }
         self.pool.acceptors += 1;
         let fits = self.pool.conns() <= self.config.max_connections;
         if !fits || !self.fabric.provide(self.pool.slots()) {
             self.pool.acceptors -= 1;
             return self.fabric.reject(incoming, Status::Congestion);
+        }
+        if self.acceptor_of(endpoint, &hello.from).is_some()
+            && let Some(endpoint) = self.endpoints.get_mut(endpoint)
+        {
+            endpoint.has_twins = true;
         }
         let more = u32::from(self.config.initial_window.max(1) - 1).min(self.pool.free);
         self.pool.free -= more;
@@ -119,6 +127,33 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let welcome = Welcome { window: granted, max_medium: self.config.max_medium };
         if !self.fabric.accept(incoming, conn, &welcome) {
             self.drop_conn(conn);
+        }
+    }
+
+    /// Connections that there are, those that peers have made included.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Ends a connection of a stranger, none of whose messages are taken, if the tag of a peer that asks for
+    /// its place is right. So strangers cannot keep peers away, however many of them come.
+    #[cold]
+    fn make_room_for(&mut self, endpoint: EndpointId, tag: Tag) {
+        let tag_of = |id: EndpointId| self.endpoints.get(id).map_or(Tag::NONE, |it| it.tag);
+        if !tag_of(endpoint).accepts(tag) {
+            return;
+        }
+        let strangers = self.conns.iter().filter_map(|(id, conn)| match &conn.role {
+            // Peers that come before the program has set its tag are the last to go.
+            Role::Acceptor(acceptor) => {
+                let own = tag_of(conn.endpoint);
+                (!own.accepts(acceptor.tag)).then_some((own == Tag::NONE, id))
+            }
+            Role::Initiator(_) => None,
+        });
+        if let Some((_, stranger)) = strangers.min_by_key(|(is_early, _)| *is_early) {
+            self.drop_conn(stranger);
         }
     }
 

@@ -167,6 +167,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             translations: vec![None; TABLE],
             segment: None,
             public: None,
+            has_twins: false,
             is_running: false,
             lent: None,
         });

@@ -102,10 +102,32 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                     target.signals -= 1;
                     Ok(true)
                 }
-                _ if matches!(link, Link::Dead(_)) => Err(CallError::Unreachable),
-                _ => Ok(false),
+                _ => match self.take_signal_of_twin(id, &name) {
+                    false if matches!(link, Link::Dead(_)) => Err(CallError::Unreachable),
+                    is_taken => Ok(is_taken),
+                },
             },
         }
+    }
+
+    /// Takes a signal from any connection of a peer that has made several: it has mapped this endpoint more
+    /// than once, or the end of an earlier connection has not been noticed here.
+    fn take_signal_of_twin(&mut self, id: EndpointId, peer: &Name) -> bool {
+        if !self.endpoints.get(id).is_some_and(|endpoint| endpoint.has_twins) {
+            return false;
+        }
+        let has_signal = |conn: &Conn| match &conn.role {
+            Role::Acceptor(acceptor) => acceptor.signals > 0,
+            Role::Initiator(_) => false,
+        };
+        let of_peer = |conn: &Conn| conn.endpoint == id && is_name_of(peer, &conn.peer);
+        let found = self.conns.iter().find(|(_, conn)| has_signal(conn) && of_peer(conn));
+        let Some(conn) = found.map(|(conn, _)| conn) else { return false };
+        let acceptor = self.conns.get_mut(conn).and_then(Conn::acceptor);
+        acceptor.is_some_and(|acceptor| {
+            acceptor.signals -= 1;
+            true
+        })
     }
 
     /// Keeps the signals of a connection that ends: a process may exit when it has sent its last.
@@ -121,7 +143,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     }
 
     /// The connection over which an endpoint hears from a peer.
-    fn acceptor_of(&self, id: EndpointId, peer: &Name) -> Option<ConnId> {
+    pub(super) fn acceptor_of(&self, id: EndpointId, peer: &Name) -> Option<ConnId> {
         let is_it = |conn: &Conn| {
             let is_peer = is_name_of(peer, &conn.peer);
             is_peer && conn.endpoint == id && matches!(conn.role, Role::Acceptor(_))

@@ -54,8 +54,18 @@ impl Receiver {
 /// How far a connection is.
 #[derive(Debug)]
 pub(super) enum Phase {
-    /// The peer has not answered.
-    Connecting { hello: Hello, since: u64, again_at: u64, pause: u64, is_due: bool },
+    /// The peer has not accepted.
+    Connecting {
+        hello: Hello,
+        since: u64,
+        again_at: u64,
+        pause: u64,
+        is_due: bool,
+        /// What the peer wants to read in a hello: 0 until it has said so.
+        cookie: u64,
+        /// A challenge was answered in this pause: a peer that sends more of them waits.
+        has_answered: bool,
+    },
     /// It stands. The end that has accepted says so again whenever it is asked again.
     Up { welcome: Option<Welcome>, owes_welcome: bool },
 }
@@ -120,6 +130,8 @@ impl Link {
             again_at: now,
             pause: FIRST_PAUSE_NS,
             is_due: true,
+            cookie: 0,
+            has_answered: false,
         };
         Self::new(conn, peer, 0, phase, sender)
     }
@@ -166,12 +178,15 @@ impl Link {
 
     /// Does what is due; whether the peer is lost.
     pub(super) fn handle_timeout(&mut self, now: u64, give_up_ns: u64) -> bool {
-        if let Phase::Connecting { since, again_at, pause, is_due, .. } = &mut self.phase {
+        if let Phase::Connecting { since, again_at, pause, is_due, has_answered, .. } =
+            &mut self.phase
+        {
             if now >= since.saturating_add(ATTEMPT_NS.min(give_up_ns)) {
                 return true;
             }
             if now >= *again_at {
                 (*is_due, *again_at) = (true, now.saturating_add(*pause));
+                *has_answered = false;
                 *pause = pause.saturating_mul(2);
             }
             return false;

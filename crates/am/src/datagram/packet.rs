@@ -26,6 +26,8 @@ pub(super) enum Kind {
     Ping = 6,
     /// The connection is gone.
     Reset = 7,
+    /// Answers a `Hello` without a valid cookie; the sender's number is the cookie.
+    Challenge = 8,
 }
 
 impl Kind {
@@ -38,6 +40,7 @@ impl Kind {
             Self::Ack,
             Self::Ping,
             Self::Reset,
+            Self::Challenge,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -49,7 +52,7 @@ pub(super) struct Head {
     pub(super) kind: Kind,
     /// The number of a fragment.
     pub(super) seq: u32,
-    /// The receiver's number of the connection; 0 in a `Hello`.
+    /// The receiver's number of the connection; in a `Hello` the cookie of the receiver, 0 at first.
     pub(super) to: u64,
     /// The sender's.
     pub(super) from: u64,
@@ -151,7 +154,7 @@ mod tests {
     proptest! {
         #[test]
         fn heads_and_fragments_are_read_as_written(
-            kind in 1u8..=7,
+            kind in 1u8..=8,
             what in 0usize..4,
             words in any::<[u32; 6]>(),
             longs in any::<[u64; 4]>(),

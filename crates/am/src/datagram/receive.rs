@@ -1,5 +1,7 @@
 //! Datagrams that come in. The peer is not trusted: bounds before bytes.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::link::{Link, Phase};
 use super::packet::{Fragment, Head, Kind, What};
 use super::sender::{Message, Source, WINDOW};
@@ -11,6 +13,8 @@ use crate::types::Status;
 const MOST_HELD: usize = 1024;
 /// Hellos that may wait for the engine.
 const MOST_ASKED: usize = 256;
+/// A cookie is valid for so long at least, and for twice as long at most.
+const COOKIE_NS: u64 = 10_000_000_000;
 
 /// What became of a fragment in order.
 enum Taken {
@@ -33,8 +37,25 @@ impl<M: Memory> DatagramFabric<M> {
         self.counters.dropped += u64::from(!is_used);
     }
 
+    /// What a hello from a place must carry: only a peer that receives datagrams there knows it. A hash of
+    /// the secret seed, so that nothing has to be kept of hellos without it.
+    fn cookie(&self, from: Place, number: u64, period: u64) -> u64 {
+        let mut hash = DefaultHasher::new();
+        (self.limits.seed, "cookie", from, number, period).hash(&mut hash);
+        hash.finish() | 1
+    }
+
+    fn is_cookie(&self, from: Place, head: &Head) -> bool {
+        let period = self.now / COOKIE_NS;
+        [period, period.saturating_sub(1)]
+            .into_iter()
+            .any(|period| head.to == self.cookie(from, head.from, period))
+    }
+
     fn handle_hello(&mut self, from: Place, head: &Head, rest: &[u8]) -> bool {
-        let Some(hello) = Hello::parse(rest).filter(|_| head.from != 0) else { return false };
+        // A peer has the name of the place that it sends from: nobody takes the name of another.
+        let is_own_name = |hello: &Hello| head.from != 0 && Place::of(&hello.from) == from;
+        let Some(hello) = Hello::parse(rest).filter(is_own_name) else { return false };
         if let Some(id) = self.begun.get(&(from, head.from)).copied() {
             if let Some(Phase::Up { owes_welcome, .. }) =
                 self.links.get_mut(id).map(|link| &mut link.phase)
@@ -42,6 +63,11 @@ impl<M: Memory> DatagramFabric<M> {
                 *owes_welcome = true;
             }
             self.wake(id);
+            return true;
+        }
+        if !self.is_cookie(from, head) {
+            let cookie = self.cookie(from, head.from, self.now / COOKIE_NS);
+            self.say(from, Kind::Challenge, (head.from, cookie), 0);
             return true;
         }
         let is_asked = self.asked.iter().any(|asked| (asked.1, asked.2) == (from, head.from));
@@ -63,7 +89,8 @@ impl<M: Memory> DatagramFabric<M> {
 
     fn handle_known(&mut self, from: Place, head: &Head, rest: &[u8]) -> bool {
         let Some(id) = self.link_for(from, head) else {
-            if !matches!(head.kind, Kind::Reset | Kind::Refused) && head.from != 0 {
+            let is_last = matches!(head.kind, Kind::Reset | Kind::Refused | Kind::Challenge);
+            if !is_last && head.from != 0 {
                 self.say(from, Kind::Reset, (head.from, head.to), 0);
             }
             return false;
@@ -76,6 +103,7 @@ impl<M: Memory> DatagramFabric<M> {
         }
         match head.kind {
             Kind::Hello => false,
+            Kind::Challenge => self.handle_challenge(id, head.from),
             Kind::Welcome => self.handle_welcome(id, head, rest),
             Kind::Refused if link.is_connecting() => {
                 let status = rest.first().and_then(|byte| Status::from_wire(*byte).flatten());
@@ -104,6 +132,18 @@ impl<M: Memory> DatagramFabric<M> {
         };
         self.end(id, false);
         self.events.push_back(event);
+    }
+
+    /// The peer wants to read a cookie before it keeps anything of this end.
+    fn handle_challenge(&mut self, id: LinkId, theirs: u64) -> bool {
+        let Some(link) = self.links.get_mut(id) else { return false };
+        let Phase::Connecting { cookie, is_due, has_answered, .. } = &mut link.phase else {
+            return false;
+        };
+        *cookie = theirs;
+        *is_due |= !std::mem::replace(has_answered, true);
+        self.wake(id);
+        true
     }
 
     fn handle_welcome(&mut self, id: LinkId, head: &Head, rest: &[u8]) -> bool {

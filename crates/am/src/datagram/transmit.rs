@@ -47,11 +47,11 @@ impl<M: Memory> DatagramFabric<M> {
             Head { kind: Kind::Ack, seq: 0, to: link.theirs, from: link.own, ack, later };
         let peer = link.peer;
         match &mut link.phase {
-            Phase::Connecting { hello, is_due, .. } => {
+            Phase::Connecting { hello, is_due, cookie, .. } => {
                 if !std::mem::take(is_due) {
                     return None;
                 }
-                head.kind = Kind::Hello;
+                (head.kind, head.to) = (Kind::Hello, *cookie);
                 head.encode(out);
                 let bytes = hello.to_bytes();
                 out[HEAD..HEAD + bytes.len()].copy_from_slice(&bytes);

@@ -8,7 +8,7 @@ mod network;
 use std::collections::HashMap;
 
 use quipu_am::{
-    Arg, Body, CallError, Config, Delivery, DeliveryKind, EndpointId, Fabric, Local, Mode,
+    Arg, Body, CallError, Config, Delivery, DeliveryKind, EndpointId, Fabric, Local, Mode, Name,
     Outgoing, Payload, Remote, Status, Tag,
 };
 
@@ -341,6 +341,95 @@ fn forged_datagrams_cost_bounded_memory_and_nothing_else() {
         // What is forged in the name of a peer may end its connection.
         run.is_disturbed = true;
         run.go(0);
+    }
+}
+
+/// Has processes poll and send until something is so.
+fn until(run: &mut Run, mut is_so: impl FnMut(&mut Run) -> bool) {
+    while !is_so(run) {
+        assert!(run.net.now < 60_000 * MS, "it does not come about");
+        for n in 0..run.endpoints.len() {
+            run.net.poll(n);
+            run.run_handlers(n);
+            run.net.transmit(n);
+        }
+        run.net.step();
+    }
+}
+
+/// A stranger sends hellos with forged sources. It cannot receive there, so nothing is kept of them.
+#[test]
+fn hellos_with_forged_sources_take_no_place() {
+    let mut run = Run::new(400, 2, faults(0, 0, 0), 0);
+    let to = run.net.nodes[1].core.name(run.endpoints[1]).unwrap();
+    for number in 1..=2000_u64 {
+        let address = std::net::SocketAddr::from(([10, 9, 0, 1], number as u16));
+        let incarnation = 3 | number << 8;
+        run.net.say_hello(1, &Name { port: address, endpoint: 0, incarnation }, &to, TAG, number);
+    }
+    assert_eq!(run.net.nodes[1].core.connections(), 0);
+    let [a, b] = [run.endpoints[0], run.endpoints[1]];
+    until(&mut run, |run| run.net.nodes[0].core.signal(a, 1).is_ok());
+    until(&mut run, |run| run.net.nodes[1].core.take_signal(b, 0).unwrap());
+    assert_eq!(run.net.nodes[1].core.connections(), 1);
+}
+
+/// A stranger that receives what it is sent, and takes all places there are: a peer gets one of them.
+#[test]
+fn a_peer_takes_the_place_of_a_stranger() {
+    let mut run = Run::new(401, 3, faults(0, 0, 0), 0);
+    let most = 64;
+    let name = |run: &Run, n: usize| run.net.nodes[n].core.name(run.endpoints[n]).unwrap();
+    let (stranger, to) = (name(&run, 2), name(&run, 1));
+    let begin = |run: &mut Run, number: u64| {
+        run.net.say_hello(1, &stranger, &to, Tag(5), number);
+        while let Some((place, cookie)) = run.net.challenge(1) {
+            run.net.answer_challenge(1, place, &stranger, &to, Tag(5), (number, cookie));
+        }
+    };
+    (1..=2 * most).for_each(|number| begin(&mut run, number));
+    assert_eq!(run.net.nodes[1].core.connections(), most as usize);
+    let [a, b] = [run.endpoints[0], run.endpoints[1]];
+    until(&mut run, |run| run.net.nodes[0].core.signal(a, 1).is_ok());
+    until(&mut run, |run| run.net.nodes[1].core.take_signal(b, 0).unwrap());
+    assert_eq!(run.net.nodes[1].core.connections(), most as usize);
+}
+
+/// A hello that names another place than the one it comes from is not heard, cookie or not.
+#[test]
+fn nobody_takes_the_name_of_another() {
+    let mut run = Run::new(402, 3, faults(0, 0, 0), 0);
+    let name = |run: &Run, n: usize| run.net.nodes[n].core.name(run.endpoints[n]).unwrap();
+    let (victim, forger, to) = (name(&run, 0), name(&run, 2), name(&run, 1));
+    run.net.say_hello(1, &forger, &to, TAG, 7);
+    let (place, cookie) = run.net.challenge(1).expect("it asks for a cookie");
+    run.net.answer_challenge(1, place, &victim, &to, TAG, (7, cookie));
+    assert_eq!(run.net.nodes[1].core.connections(), 0);
+    run.net.answer_challenge(1, place, &forger, &to, TAG, (7, cookie + 2));
+    assert_eq!(run.net.nodes[1].core.connections(), 0, "with a wrong cookie");
+    run.net.answer_challenge(1, place, &forger, &to, TAG, (7, cookie));
+    assert_eq!(run.net.nodes[1].core.connections(), 1);
+}
+
+/// A process maps its peer twice, so that it has two connections of one name: signals of both count.
+#[test]
+fn signals_of_two_connections_of_one_peer_all_count() {
+    for seed in 410..410 + seeds(20) {
+        let mut run = Run::new(seed, 2, faults(50, 0, 50), 0);
+        let [a, b] = [run.endpoints[0], run.endpoints[1]];
+        let name = run.net.nodes[1].core.name(b).unwrap();
+        run.net.nodes[0].core.map(a, 7, name, TAG).unwrap();
+        let mut sent = [0; 2];
+        let mut taken = 0;
+        until(&mut run, |run| {
+            for (index, sent) in [1, 7].into_iter().zip(&mut sent) {
+                *sent += u32::from(*sent < 20 && run.net.nodes[0].core.signal(a, index).is_ok());
+            }
+            while run.net.nodes[1].core.take_signal(b, 0).unwrap() {
+                taken += 1;
+            }
+            taken == 40
+        });
     }
 }
 

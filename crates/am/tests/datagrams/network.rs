@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use quipu_am::datagram::{DatagramFabric, Limits, Memory, Place};
-use quipu_am::{BundleId, Config, Core, Local, Remote};
+use quipu_am::{BundleId, Config, Core, Hello, Local, Name, Remote, Tag};
 use rand_core::{RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
@@ -181,6 +181,43 @@ impl Network {
         if from == stranger || bytes.get(8..24) != model.get(8..24) {
             self.carry(to, from, bytes);
         }
+    }
+
+    /// Has a process read a hello in the name of somebody, without a cookie.
+    pub fn say_hello(&mut self, n: usize, from: &Name, to: &Name, tag: Tag, number: u64) {
+        self.answer_challenge(n, Place::of(from), from, to, tag, (number, 0));
+    }
+
+    /// The same from any place, with a cookie.
+    pub fn answer_challenge(
+        &mut self,
+        n: usize,
+        place: Place,
+        from: &Name,
+        to: &Name,
+        tag: Tag,
+        (number, cookie): (u64, u64),
+    ) {
+        let mut bytes = vec![0x41, 0x75, 1, 0, 0, 0, 0, 0];
+        bytes.extend(cookie.to_le_bytes());
+        bytes.extend(number.to_le_bytes());
+        bytes.extend([0; 12]);
+        let (endpoint, incarnation) = (to.endpoint, to.incarnation);
+        bytes.extend(Hello { from: *from, endpoint, incarnation, tag }.to_bytes());
+        self.nodes[n].inbox.push((place, bytes));
+        self.poll(n);
+    }
+
+    /// The next challenge that a process sends: where to, and the cookie. What else it sends is lost.
+    pub fn challenge(&mut self, n: usize) -> Option<(Place, u64)> {
+        let mut out = [0; DATAGRAM];
+        let now = self.now;
+        while let Some((to, _)) = self.nodes[n].core.fabric_mut().poll_transmit(now, &mut out) {
+            if out[2] == 8 {
+                return Some((to, u64::from_le_bytes(out[16..24].try_into().unwrap())));
+            }
+        }
+        None
     }
 
     /// Has a process read what has come, and the time.

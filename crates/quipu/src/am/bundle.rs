@@ -98,7 +98,7 @@ impl Bundle {
             if spins < SPINS {
                 std::hint::spin_loop();
             } else {
-                self.shared().sleep(self.id, left)?;
+                self.shared().sleep(self.id, Some(seen), left)?;
             }
         }
     }
@@ -110,6 +110,6 @@ impl Bundle {
     ///
     /// The adapter is gone.
     pub fn sleep(&self, most: Duration) -> Result<(), Error> {
-        self.shared().sleep(self.id, Some(most))
+        self.shared().sleep(self.id, None, Some(most))
     }
 }

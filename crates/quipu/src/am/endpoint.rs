@@ -55,6 +55,11 @@ impl Endpoint {
         Self { port, id }
     }
 
+    #[cfg(test)]
+    pub(super) fn id(&self) -> EndpointId {
+        self.id
+    }
+
     fn shared(&self) -> &Arc<Shared> {
         &self.port.shared
     }
@@ -466,16 +471,15 @@ impl Endpoint {
         let mut empty = 0;
         loop {
             match attempt() {
-                Err(Error::Call(CallError::WouldBlock)) if !Shared::is_in_handler() => {
-                    empty = if self.poll()? == 0 { empty + 1 } else { 0 };
-                }
+                Err(Error::Call(CallError::WouldBlock)) if !Shared::is_in_handler() => {}
                 outcome => return outcome,
             }
             if empty >= EMPTY_POLLS {
-                // The peer may need this processor.
+                // The peer may need this processor. What the last poll took in did not help.
                 let bundle = self.shared().lock().core.bundle_of(self.id)?;
-                self.shared().sleep(bundle, Some(NAP))?;
+                self.shared().sleep(bundle, None, Some(NAP))?;
             }
+            empty = if self.poll()? == 0 { empty + 1 } else { 0 };
         }
     }
 

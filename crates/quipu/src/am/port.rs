@@ -408,8 +408,12 @@ impl Shared {
     ) -> Result<(), Error> {
         let mut state = self.lock();
         let mut empty = 0;
-        while !is_so(&mut state.core)? {
+        loop {
             let bundle = state.core.bundle_of(endpoint)?;
+            let seen = state.core.arrivals(bundle)?;
+            if is_so(&mut state.core)? {
+                return Ok(());
+            }
             let delivery = self.next(&mut state, bundle, &mut false)?;
             drop(state);
             if let Some(delivery) = delivery {
@@ -419,11 +423,10 @@ impl Shared {
                 empty += 1;
             } else {
                 // The peer may need this processor.
-                self.sleep(bundle, Some(SHORT_NAP))?;
+                self.sleep(bundle, Some(seen), Some(SHORT_NAP))?;
             }
             state = self.lock();
         }
-        Ok(())
     }
 
     /// Runs a handler.
@@ -431,23 +434,32 @@ impl Shared {
         Run::new(self, delivery).call();
     }
 
-    /// Sleeps until something may have happened, or `most` is over.
-    pub(super) fn sleep(&self, bundle: BundleId, most: Option<Duration>) -> Result<(), Error> {
+    /// Sleeps until something may have happened, or `most` is over. Returns at once if more than `seen`
+    /// messages, signals included, have come: another poll may have taken in the one that the caller needs.
+    pub(super) fn sleep(
+        &self,
+        bundle: BundleId,
+        seen: Option<u64>,
+        most: Option<Duration>,
+    ) -> Result<(), Error> {
         let alone = self.sleepers.fetch_add(1, Ordering::AcqRel) == 0;
-        let slept = self.sleep_as(bundle, alone, most);
+        let nap = most.unwrap_or(NAP).min(if alone { NAP } else { SHARED_NAP });
+        let slept = self.sleep_for(bundle, seen, nap);
         self.sleepers.fetch_sub(1, Ordering::AcqRel);
         slept
     }
 
-    fn sleep_as(&self, bundle: BundleId, alone: bool, most: Option<Duration>) -> Result<(), Error> {
-        let mut nap = most.unwrap_or(NAP).min(if alone { NAP } else { SHARED_NAP });
+    fn sleep_for(&self, bundle: BundleId, seen: Option<u64>, nap: Duration) -> Result<(), Error> {
+        let mut nap = nap;
         let mut state = self.lock();
+        let seen = seen.map_or_else(|| state.core.arrivals(bundle), Ok)?;
         self.queue.request_event(false)?;
         self.send_queue.request_event(false)?;
         let now = self.now();
         self.look(&mut state, false);
         let happened = self.drain(&mut state)?;
-        if happened || state.core.has_messages(bundle)? {
+        let has_come = state.core.arrivals(bundle)? > seen;
+        if happened || has_come || state.core.has_messages(bundle)? {
             return Ok(());
         }
         if let Some(at) = state.core.poll_timeout() {
@@ -472,5 +484,45 @@ impl Shared {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::am::{Endpoint, Name, Tag};
+
+    fn end() -> (Bundle, Endpoint, Name) {
+        let address = Some("127.0.0.1".parse().unwrap());
+        let device = Device::open(crate::Config { address, ..crate::Config::default() }).unwrap();
+        let bundle = Port::open(&device, Config::default()).unwrap().bundle(Mode::Sequential);
+        let endpoint = bundle.endpoint().unwrap();
+        endpoint.set_tag(Tag(1)).unwrap();
+        let name = endpoint.name().unwrap();
+        (bundle, endpoint, name)
+    }
+
+    /// The poll before a sleep, or that of another thread, may take in the signal that the caller waits for.
+    #[test]
+    fn a_thread_does_not_sleep_on_a_signal_that_was_taken_in_before() {
+        let [(near, from, _), (far, to, name)] = [(); 2].map(|()| end());
+        from.map(0, name, Tag(1)).unwrap();
+        let shared = &to.port().shared;
+        let id = shared.lock().core.bundle_of(to.id()).unwrap();
+        let mut shortest = Duration::MAX;
+        for _ in 0..20 {
+            let seen = far.arrivals().unwrap();
+            while from.try_signal(0).is_err() {
+                near.poll().unwrap();
+                far.poll().unwrap();
+            }
+            while far.arrivals().unwrap() == seen {
+                far.poll().unwrap();
+            }
+            let began = Instant::now();
+            shared.sleep(id, Some(seen), Some(NAP)).unwrap();
+            shortest = shortest.min(began.elapsed());
+        }
+        assert!(shortest < Duration::from_millis(5), "it slept for {shortest:?}");
     }
 }
