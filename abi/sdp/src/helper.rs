@@ -122,6 +122,10 @@ fn run(adapter: &'static Adapter, set: RawFd) {
 fn serve_socket(adapter: &'static Adapter, number: u64) {
     let Some(socket) = establish::find(number) else { return };
     let mut state = socket.lock();
+    if state.led {
+        // The event is for the thread that sleeps there, which would not wake without it.
+        return;
+    }
     if let Some(link) = &state.link {
         link.take_events();
     }

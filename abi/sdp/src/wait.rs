@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use quipu_cabi::{Errno, interrupted_call_goes_on};
 use quipu_host::EngineError;
 
+use crate::helper;
 use crate::link::Link;
 use crate::socket::{Socket, State};
 use crate::sys::{BlockedSignals, errno_of};
@@ -45,7 +46,7 @@ impl Socket {
         // It is dropped after the lock, since handlers run then.
         let mut spin: Option<Spin> = None;
         let mut state = self.lock();
-        state.attended = false;
+        state.unattend();
         if let Some(result) = done(&mut state) {
             self.settle_call(&mut state);
             return result;
@@ -116,6 +117,7 @@ impl Socket {
     ) -> Result<(), Errno> {
         let Some(link) = &state.link else { return Ok(()) };
         let (adapter, cq, channel) = (link.queue.adapter, link.queue.cq, link.queue.channel);
+        state.unattend();
         state.led = true;
         drop(state);
         *spin = None;
@@ -133,6 +135,17 @@ impl Socket {
 }
 
 impl State {
+    /// A call of the program is at the socket: the helper hears no more of what comes, unless the program
+    /// waits by poll, select or epoll, too. Otherwise each completion would wake both.
+    fn unattend(&mut self) {
+        if std::mem::take(&mut self.attended)
+            && !self.ready.is_watched()
+            && let Some(link) = &self.link
+        {
+            helper::leave(link.queue.fd);
+        }
+    }
+
     /// How long a call polls before it sleeps: not at all where polls have found nothing for a while.
     fn poll_time(&self) -> Duration {
         if self.lost_polls >= PATIENT_FAILURES && !self.lost_polls.is_multiple_of(PROBE) {

@@ -152,6 +152,21 @@ fn a_server_of_both_serves_both() {
     serve("fork", "use sdp server * *:*\nuse both client * *:*\n");
 }
 
+/// The helper took the events of a connection at which a thread slept: that thread then slept on, for 100 ms.
+#[test]
+fn a_thread_is_woken_while_another_one_sleeps_at_an_idle_connection() {
+    let Some(program) = compiled("idle") else { return };
+    let output = Command::new(program)
+        .arg(port().to_string())
+        .env("LD_PRELOAD", library())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let late = String::from_utf8_lossy(&output.stdout);
+    let late: u32 = late.trim().parse().unwrap_or_else(|_| panic!("{late}: {errors}"));
+    assert!(late <= 100, "{late} of 1000 messages came late");
+}
+
 /// Octets that a fork server sends back to two clients at a time; the bytes of the clients' captures.
 fn socat(rules: (&str, &str)) -> Option<u64> {
     if Command::new("socat").arg("-V").output().is_err() {
