@@ -114,6 +114,10 @@ pub(crate) struct ChannelPath {
     pub(crate) peer_qp: u32,
     /// The read that is being answered.
     pub(crate) pending_read: Option<PendingRead>,
+    /// Bytes of the read at the front that wait for a turn of the queue pair's lane.
+    pub(crate) owed: u32,
+    /// Whether the own requests went first in the last turn.
+    pub(crate) answers_last: bool,
     /// The peer could not fetch what a request referred to: the bytes of those to come go through the rings.
     pub(crate) carries: bool,
     /// Nor could this side put the bytes of a read to where the peer said.
@@ -159,6 +163,8 @@ impl ChannelPath {
             peer_pd: 0,
             peer_qp: 0,
             pending_read: None,
+            owed: 0,
+            answers_last: false,
             carries: false,
             answers: false,
             asked: None,

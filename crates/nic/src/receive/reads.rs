@@ -5,11 +5,14 @@ use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
 use super::channel::{End, Front, by_reference, path, references};
 use crate::adapter::Hub;
-use crate::channel::{CHUNK, FLUSH_BYTES, PIECE, PendingRead, flag, flush_of, request, response};
+use crate::channel::{
+    CHUNK, ChannelPath, FLUSH_BYTES, PIECE, PendingRead, flag, flush_of, request, response,
+};
 use crate::link::Atomic;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
-use crate::responder;
+use crate::responder::{self, Refusal};
+use crate::transmit::lanes::{self, Answer};
 use crate::types::Access;
 use crate::watch;
 
@@ -36,6 +39,7 @@ pub(super) fn read<P: Probe>(
         done: 0,
     });
     let left = read.size - read.done;
+    let Some(len) = turn_for(qp, hub, &read, PIECE)? else { return Ok(Front::Wait) };
     let span = responder::remote(
         qp,
         hub,
@@ -44,12 +48,11 @@ pub(super) fn read<P: Probe>(
         left,
         Access::REMOTE_READ,
     )?;
-    let len = left.min(PIECE);
     let Path::Channel(path) = &mut qp.path else { return Err(End::Over) };
     let outgoing = &mut path.channel.outgoing;
     let slot = match outgoing.responses.reserve_but_last() {
         Ok(slot) => slot,
-        Err(RingError::Full) => return Ok(Front::Wait),
+        Err(RingError::Full) => return wait_for_room(path),
         Err(error) => return Err(error.into()),
     };
     let mut answer =
@@ -60,7 +63,7 @@ pub(super) fn read<P: Probe>(
     } else {
         let at = match outgoing.response_bytes.reserve(len) {
             Ok(at) => at,
-            Err(RingError::Full) => return Ok(Front::Wait),
+            Err(RingError::Full) => return wait_for_room(path),
             Err(error) => return Err(error.into()),
         };
         outgoing.response_bytes.write_span(at, &span.sub(0, len as usize));
@@ -71,15 +74,45 @@ pub(super) fn read<P: Probe>(
     hub.probe.stage(Stage::GetData, len as usize);
     if len < left {
         path.pending_read = Some(PendingRead { done: read.done + len, ..read });
+        lanes::charge_answer(qp, hub, len, left - len);
         return Ok(Front::Again);
     }
     path.pending_read = None;
+    lanes::charge_answer(qp, hub, len, 0);
     if hub.probe.watches() {
         watch::read_answered(qp, hub, (read.rkey, read.addr), read.size);
     }
     responder::count_read(qp, read.size);
     responder::executed(qp);
     Ok(Front::Done)
+}
+
+/// How much of a read may be answered now, `most` bytes at most. `None`: it waits for a turn. What the peer
+/// may not read is refused at once.
+#[inline]
+fn turn_for<P>(
+    qp: &mut Qp,
+    hub: &mut Hub<P>,
+    read: &PendingRead,
+    most: u32,
+) -> Result<Option<u32>, End> {
+    let left = read.size - read.done;
+    if hub.qos.is_none() {
+        return Ok(Some(left.min(most)));
+    }
+    let addr = read.addr.wrapping_add(u64::from(read.done));
+    responder::remote(qp, hub, read.rkey, addr, left, Access::REMOTE_READ)?;
+    match lanes::may_answer(qp, hub, left) {
+        Answer::Go(len) => Ok(Some(len.min(most))),
+        Answer::Wait => Ok(None),
+        Answer::Discarded => Err(Refusal::Failed.into()),
+    }
+}
+
+/// The read at the front waits for room in the ring, and not for a turn.
+fn wait_for_room(path: &mut ChannelPath) -> Result<Front, End> {
+    path.owed = 0;
+    Ok(Front::Wait)
 }
 
 /// Puts the bytes of a read where the peer wants them; the count of executed requests then says so.
@@ -89,7 +122,9 @@ fn deliver_read<P: Probe>(
     header: &SlotHeader,
 ) -> Result<Front, End> {
     let done = path(qp)?.front_done;
-    let len = header.length.checked_sub(done).ok_or(End::Corrupt)?.min(CHUNK);
+    let left = header.length.checked_sub(done).ok_or(End::Corrupt)?;
+    let read = PendingRead { rkey: header.rkey, addr: header.raddr, size: header.length, done };
+    let Some(len) = turn_for(qp, hub, &read, CHUNK)? else { return Ok(Front::Wait) };
     let list = references(path(qp)?, header);
     let remote = list.part(u64::from(done), u64::from(len)).ok_or(End::Corrupt)?;
     let span =
@@ -97,6 +132,7 @@ fn deliver_read<P: Probe>(
     let local = [span.sub(done as usize, len as usize).as_raw()];
     by_reference(qp, hub, |memory| memory.write(&local, remote.as_slice()))?;
     hub.probe.stage(Stage::GetData, len as usize);
+    lanes::charge_answer(qp, hub, len, left - len);
     let path = path(qp)?;
     path.front_done = done + len;
     if done + len < header.length {

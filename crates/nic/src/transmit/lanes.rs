@@ -13,15 +13,16 @@ use std::collections::{BTreeSet, VecDeque};
 use quipu_qos::{Config, Demand, LANES, LaneUse, PACKET_OVERHEAD, Port, TokenClock};
 
 use crate::adapter::{Adapter, Alarm, Hub};
-use crate::doorbell;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::types::{QpId, Time};
 
+mod answers;
 mod backlog;
 mod settings;
 mod vl15;
 
+pub(crate) use self::answers::{Answer, charge_answer, may_answer};
 use self::backlog::{Backlog, Share, demand, octets, packet_of, packets, size_of};
 use super::Gather;
 use super::marking::service_level;
@@ -584,7 +585,7 @@ impl<P: Probe> Adapter<P> {
         }
         let size = size_of(qp);
         lane.backlog.set(&mut qp.turn.share, size, (wanted - turn) as u64);
-        doorbell::kick(qp, hub);
+        answers::use_turn(qp, hub);
         note_active(qp, hub);
         true
     }

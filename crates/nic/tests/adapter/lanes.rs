@@ -32,16 +32,35 @@ struct Bench {
     flows: Vec<Flow>,
     from: Buffer,
     depth: usize,
+    /// The host with the port.
+    sender: usize,
 }
 
 impl Bench {
     /// One flow of messages of so many bytes for each service level.
     fn new(way: Way, qos: Qos, levels: &[u8], mtu: u8, message: usize) -> Self {
-        let mut pair = Pair::new(way);
-        pair.hosts[0].adapter.set_qos(qos, None);
+        let write = |addr, rkey| SendOp::Write { addr, rkey };
+        Self::with(Pair::new(way), (0, qos), levels, mtu, message, write)
+    }
+
+    /// The same, of reads: the other side has the port.
+    fn reading(way: Way, qos: Qos, levels: &[u8], message: usize) -> Self {
+        let read = |addr, rkey| SendOp::Read { addr, rkey };
+        Self::with(Pair::new(way), (1, qos), levels, 5, message, read)
+    }
+
+    fn with(
+        mut pair: Pair,
+        (sender, qos): (usize, Qos),
+        levels: &[u8],
+        mtu: u8,
+        message: usize,
+        op: impl Fn(u64, u32) -> SendOp,
+    ) -> Self {
+        pair.hosts[sender].adapter.set_qos(qos, None);
         let from = pair.buffer(0, message);
         let to = pair.buffer(1, message);
-        let op = SendOp::Write { addr: to.addr(), rkey: to.key() };
+        let op = op(to.addr(), to.key());
         let flow = |&sl: &u8| {
             let qps = [pair.hosts[0].qp(), pair.hosts[1].qp()];
             pair.connect_with(qps, |attr| {
@@ -54,7 +73,7 @@ impl Bench {
         pair.run();
         // 4 MB of memory are enough for a backlog.
         let depth = (4 << 20) / message;
-        Self { pair, flows, from, depth: depth.clamp(4, 64) }
+        Self { pair, flows, from, depth: depth.clamp(4, 64), sender }
     }
 
     /// Keeps all flows backlogged for so long.
@@ -81,7 +100,7 @@ impl Bench {
     }
 
     fn used(&self) -> [LaneUse; 15] {
-        self.pair.hosts[0].adapter.lane_use().unwrap()
+        self.pair.hosts[self.sender].adapter.lane_use().unwrap()
     }
 
     /// Octets that each lane sends in so long.
@@ -373,6 +392,86 @@ fn a_service_level_changes_under_way() {
     bench.pair.hosts[0].adapter.set_service_level(qp, 1, 0).unwrap();
     let sent = bench.measure(3_000_000);
     assert!(sent[0] == 0.0 && sent[1] > 300_000.0, "{sent:?}");
+}
+
+/// The peer reads: the port of the side that answers counts, whatever carries the answers.
+#[test]
+fn answers_to_reads_share_by_weight() {
+    for way in [Way::Stream(usize::MAX), Way::LinkCopying] {
+        for message in [4096, 65536, 1 << 20] {
+            let qos = config(&[], &[(0, 4), (1, 1)], GBIT);
+            let mut bench = Bench::reading(way, qos, &[0, 1], message);
+            let sent = bench.measure(60_000_000);
+            let what = format!("{way:?}, {message} bytes");
+            assert_near(sent[0] / sent[1], 4.0, 0.01, &what);
+            assert_near(sent[0] + sent[1], 60.0 * 125_000.0, 0.01, &what);
+        }
+    }
+}
+
+/// What a peer puts into this side's memory itself is counted by its side, but not what it has to ask for.
+#[test]
+fn reads_that_the_peer_has_to_ask_for_wait_for_their_turn() {
+    let mut bench = Bench::reading(Way::Link, config(&[], &[(0, 1)], GBIT), &[0], 1 << 20);
+    let (qp, op) = (bench.flows[0].qps[0], bench.flows[0].op);
+    let SendOp::Read { addr, rkey } = op else { unreachable!() };
+    let begun = bench.pair.now;
+    for round in 0..4 {
+        // Never executed directly: as long as it is not acknowledged, the read after it is not either.
+        bench.pair.send(0, qp, 7, SendOp::AtomicWrite { addr, rkey }, &[bench.from.sge(0, 8)]);
+        bench.pair.send(0, qp, round, op, &[bench.from.sge(0, 1 << 20)]);
+    }
+    let mut done = 0;
+    while done < 8 {
+        bench.pair.run_until(bench.pair.now.after(20_000));
+        done += bench.pair.polled(0).iter().filter(|it| it.1 == WcStatus::Success).count();
+        assert!(bench.pair.now.since(begun) < 1_000_000_000, "they wait for ever");
+    }
+    let sent = bench.used()[0].octets;
+    // A packet has 26 octets more.
+    assert_near(sent as f64, 4.0 * f64::from(1 << 20) * 4122.0 / 4096.0, 0.01, "octets");
+    let ns = bench.pair.now.since(begun) as f64;
+    assert_near(ns, sent as f64 * 8.0, 0.05, "time at 1 Gbit/s");
+}
+
+/// Both sides of a queue pair get their share of its turns.
+#[test]
+fn answers_and_own_requests_of_a_queue_pair_take_turns() {
+    let mut bench = Bench::reading(Way::LinkCopying, config(&[], &[(0, 1)], GBIT), &[0], 65536);
+    let own = bench.flows[0].qps[1];
+    let (there, here) = (bench.pair.buffer(0, 65536), bench.pair.buffer(1, 65536));
+    let op = SendOp::Write { addr: there.addr(), rkey: there.key() };
+    let (mut posted, mut written) = (0, 0);
+    let before = bench.flows[0].done;
+    for _ in 0..200 {
+        while posted < 16 {
+            bench.pair.send(1, own, 1, op, &[here.sge(0, 65536)]);
+            posted += 1;
+        }
+        bench.run(200_000);
+        let done = bench.pair.polled(1).len();
+        (posted, written) = (posted - done, written + done);
+    }
+    let read = bench.flows[0].done - before;
+    // 40 ms are 76 messages.
+    assert!(read >= 25 && written >= 25, "{read} read, {written} written");
+}
+
+/// A read whose answer would have VL15, and one of a lane that gets a weight later.
+#[test]
+fn answers_without_a_lane_are_refused_and_those_of_a_starved_one_wait() {
+    let mut sl2vl = Qos::default().sl2vl;
+    sl2vl[3] = 15;
+    let qos = Qos { sl2vl, ..config(&[], &[(0, 1)], GBIT) };
+    let mut bench = Bench::reading(Way::LinkCopying, qos, &[3, 1], 5000);
+    for (index, flow) in bench.flows.iter().enumerate() {
+        bench.pair.send(0, flow.qps[0], index as u64, flow.op, &[bench.from.sge(0, 5000)]);
+    }
+    bench.pair.run_until(bench.pair.now.after(50_000_000));
+    assert_eq!(bench.pair.polled(0), [(0, WcStatus::RemOpErr)]);
+    bench.pair.hosts[1].adapter.set_qos(config(&[], &[(1, 1)], GBIT), None);
+    bench.pair.run_until(bench.pair.now.after(50_000_000));
+    assert_eq!(bench.pair.polled(0), [(1, WcStatus::Success)]);
 }
 
 /// A port that keeps what it is told.

@@ -99,6 +99,7 @@ pub(super) fn demand(qp: &Qp) -> u64 {
             };
             stream.answers.iter().map(|answer| octets(qp, size(answer).into())).sum()
         }
+        Path::Channel(path) if path.owed > 0 => octets(qp, path.owed.into()),
         Path::Tcp(path) if path.unhanded > 0 => octets(qp, path.unhanded.into()),
         _ => 0,
     };
