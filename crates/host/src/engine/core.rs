@@ -558,6 +558,7 @@ impl Core {
         self.adapter.place_held();
         self.adapter.release_acks();
         self.settle(now);
+        self.drain_lanes();
         self.linger_on_link();
         let now = self.clock.now();
         self.adapter.abort_connections(now);

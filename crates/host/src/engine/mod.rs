@@ -9,6 +9,7 @@ mod bare;
 mod cm;
 mod core;
 mod events;
+mod exit;
 mod faults;
 mod helper;
 mod memory;

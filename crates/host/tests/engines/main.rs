@@ -15,6 +15,7 @@ mod deaths;
 mod fallbacks;
 mod hooks;
 mod iwarp_link;
+mod lanes;
 mod lost_link;
 mod pages;
 mod plain;

@@ -40,6 +40,22 @@ impl<P: Probe> Adapter<P> {
         self.hub.qos.as_ref().map_or(0, |qos| qos.changes)
     }
 
+    /// Octets that all lanes have sent.
+    #[must_use]
+    pub fn lane_octets(&self) -> u64 {
+        self.lane_use().map_or(0, |lanes| lanes.iter().map(|lane| lane.octets).sum())
+    }
+
+    /// Whether requests wait in lanes that have a weight, or for a rate of their own.
+    #[must_use]
+    pub fn lanes_hold_requests(&self) -> bool {
+        self.hub.qos.as_ref().is_some_and(|qos| {
+            let served = (0..LANES).filter(|lane| qos.served & 1 << lane != 0);
+            !qos.resting.is_empty()
+                || served.into_iter().any(|lane| qos.lanes[lane].backlog.octets() > 0)
+        })
+    }
+
     /// What each lane has sent, if there is a configuration.
     #[must_use]
     pub fn lane_use(&self) -> Option<[LaneUse; LANES]> {
