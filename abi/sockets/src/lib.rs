@@ -10,7 +10,8 @@
 //!   socket, or is not raised, goes on to the real function (`real`).
 //! * `conn` is what this process knows of a socket, `map` the memory that both ends share, `owners`
 //!   how many processes have the socket.
-//! * `send` (under the `send_lock`) and `recv` move octets; `idleness` finds rings that need no memory.
+//! * `send` (from a `source`, under the `send_lock`) and `recv` move octets; `idleness` finds rings that need
+//!   no memory.
 //! * `set` is epoll, `poll` poll and select; `spin` looks for a while.
 //! * `life` is about descriptors, `fork` about processes.
 //! * `helper` is the one thread: it meets the other end (`diag`, `meet`) and writes the `report` with the
@@ -41,6 +42,7 @@ mod report;
 mod send;
 mod send_lock;
 mod set;
+mod source;
 mod spin;
 mod sys;
 mod table;

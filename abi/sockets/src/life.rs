@@ -8,7 +8,7 @@ use quipu_sockets::report::Reason;
 use crate::conn::{Conn, Mode};
 use crate::set::Set;
 use crate::table::{self, Entry};
-use crate::{process, send, sys};
+use crate::{process, sys};
 
 /// A TCP socket was made.
 pub(crate) fn made(fd: c_int, nonblocking: bool) {
@@ -107,36 +107,4 @@ pub(crate) fn plain_fd(fd: c_int, reason: Reason) {
     {
         sys::quietly(|| plain(conn, reason));
     }
-}
-
-/// What sendfile(2) has to do for a socket.
-pub(crate) enum FilePlan {
-    /// Hand the call to the kernel.
-    Pass,
-    /// Hand the call to the kernel, and count what it sends by [`send::finish`].
-    Kernel(&'static Conn),
-    /// So many octets were sent.
-    Done(usize),
-}
-
-/// Sends a part of a file through the ring; or empties the ring before the kernel sends it.
-pub(crate) fn plan_file(fd: c_int, file: c_int, offset: Option<i64>, len: usize) -> FilePlan {
-    let Some(conn) = send::enter(fd) else { return FilePlan::Pass };
-    conn.sending.fetch_add(1, Ordering::SeqCst);
-    conn.note_message(true);
-    if let Some(map) = conn.map() {
-        let sent = offset.and_then(|offset| send::from_file(conn, map, file, offset, len));
-        if let Some(len) = sent {
-            conn.sending.fetch_sub(1, Ordering::SeqCst);
-            conn.leave();
-            return FilePlan::Done(len);
-        }
-        while !send::settle(conn, map) {
-            if conn.nonblocking.load(Ordering::Relaxed) {
-                break;
-            }
-            sys::wait_for(fd, libc::POLLOUT, std::time::Duration::from_millis(10));
-        }
-    }
-    FilePlan::Kernel(conn)
 }

@@ -173,13 +173,9 @@ impl Map {
         sys::forget(self.ring(self.own), self.ring);
     }
 
-    /// Octets that are taken back from the ring, for the kernel to read. The second number is the
-    /// length of all.
-    pub(crate) fn taken_back(&self, pieces: Pieces) -> ([libc::iovec; 2], usize) {
-        self.vectors(pieces)
-    }
-
-    fn vectors(&self, pieces: Pieces) -> ([libc::iovec; 2], usize) {
+    /// Octets of the ring in which this end sends, for the kernel to read or write. The second number is
+    /// the length of all.
+    pub(crate) fn vectors(&self, pieces: Pieces) -> ([libc::iovec; 2], usize) {
         let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
         for (vector, (offset, len)) in vectors.iter_mut().zip(pieces.iter()) {
             vector.iov_base = self.ring(self.own).wrapping_add(offset).cast();

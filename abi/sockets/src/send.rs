@@ -11,6 +11,7 @@ use crate::conn::{Conn, Mode, count};
 use crate::iov::Cursor;
 use crate::map::Map;
 use crate::send_lock::SendLock;
+use crate::source::{File, Source};
 use crate::{helper, sys, table};
 
 /// Flags that change nothing for octets in a ring.
@@ -71,13 +72,56 @@ pub(crate) fn plan(fd: c_int, data: &mut Cursor<'_>, flags: c_int) -> Plan {
     }
     let Some(map) = conn.map() else { return Plan::Kernel(conn, 0) };
     let before = sys::errno();
-    let plan = raised(conn, map, data, flags);
+    let plan = match data.len() {
+        None | Some(0) => Plan::Kernel(conn, 0),
+        Some(total) => raised(conn, map, data, total, flags),
+    };
+    leave_if_done(conn, &plan);
+    sys::set_errno(before);
+    plan
+}
+
+#[inline]
+fn leave_if_done(conn: &Conn, plan: &Plan) {
     if !matches!(plan, Plan::Kernel(..)) {
         conn.sending.fetch_sub(1, Ordering::SeqCst);
         conn.leave();
     }
+}
+
+/// Most octets that one sendfile(2) sends.
+const FILE_MOST: usize = 0x7fff_f000;
+
+/// Sends as much of a file as goes into the ring. Without an offset, the file's own position counts, and
+/// the kernel sends all of it. What is left of a [`Plan::Kernel`] comes after what is in the ring.
+pub(crate) fn plan_file(fd: c_int, file: c_int, offset: Option<i64>, len: usize) -> Plan {
+    let Some(conn) = enter(fd) else { return Plan::Pass };
+    conn.sending.fetch_add(1, Ordering::SeqCst);
+    conn.note_message(true);
+    let Some(map) = conn.map() else { return Plan::Kernel(conn, 0) };
+    let before = sys::errno();
+    let total = len.min(FILE_MOST);
+    let mut plan = match offset.filter(|offset| *offset >= 0 && total > 0) {
+        Some(offset) => raised(conn, map, &mut File::new(file, offset), total, 0),
+        None => Plan::Kernel(conn, 0),
+    };
+    if matches!(plan, Plan::Kernel(_, 0)) && !empty_ring(conn, map) {
+        plan = Plan::Done(-1, libc::EAGAIN);
+    }
+    leave_if_done(conn, &plan);
     sys::set_errno(before);
     plan
+}
+
+/// Takes all octets of the ring back. False if TCP takes no more now, and the call must not block.
+fn empty_ring(conn: &Conn, map: &Map) -> bool {
+    while !settle(conn, map) {
+        if conn.nonblocking.load(Ordering::Relaxed) {
+            return false;
+        }
+        sys::wait_for(conn.fd(), libc::POLLOUT, Duration::from_millis(10));
+    }
+    true
 }
 
 /// The kernel has sent octets of a [`Plan::Kernel`]. The value to return for the call.
@@ -119,8 +163,14 @@ fn is_in_step(conn: &Conn, map: &Map) -> bool {
     true
 }
 
-fn raised(conn: &'static Conn, map: &Map, data: &mut Cursor<'_>, flags: c_int) -> Plan {
-    let Some(total) = data.len().filter(|len| *len > 0) else { return Plan::Kernel(conn, 0) };
+#[inline]
+fn raised<S: Source>(
+    conn: &'static Conn,
+    map: &Map,
+    data: &mut S,
+    total: usize,
+    flags: c_int,
+) -> Plan {
     if !is_in_step(conn, map) {
         return Plan::Kernel(conn, 0);
     }
@@ -131,6 +181,8 @@ fn raised(conn: &'static Conn, map: &Map, data: &mut Cursor<'_>, flags: c_int) -
         match fill(conn, map, data, total, &mut done) {
             Filled::All => return Plan::Done(total as isize, 0),
             Filled::UseTcp => return Plan::Kernel(conn, done),
+            Filled::NoMore if done > 0 => return Plan::Done(done as isize, 0),
+            Filled::NoMore => return Plan::Kernel(conn, 0),
             Filled::Full => {}
         }
         drop(lock);
@@ -166,13 +218,15 @@ enum Filled {
     All,
     /// What is left is the kernel's.
     UseTcp,
+    /// The source has no more octets, or cannot be read.
+    NoMore,
     /// The ring is full.
     Full,
 }
 
 /// Copies octets into the ring. The caller has the lock.
 #[inline]
-fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut usize) -> Filled {
+fn fill<S: Source>(conn: &Conn, map: &Map, data: &mut S, total: usize, done: &mut usize) -> Filled {
     let sender = map.sender();
     loop {
         let sent = map.own().sent.load(Ordering::Relaxed);
@@ -188,9 +242,12 @@ fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut 
                     take_back(conn, map);
                     return Filled::UseTcp;
                 }
-                let pieces = pieces.first((total - *done).min(PART));
                 let before = data.clone();
-                map.fill(pieces, data);
+                let pieces = pieces.first((total - *done).min(PART));
+                let pieces = pieces.first(data.put(map, pieces));
+                if pieces.len == 0 {
+                    return Filled::NoMore;
+                }
                 if !sender.publish(head, pieces.len) {
                     *data = before;
                     return Filled::UseTcp;
@@ -208,43 +265,6 @@ fn fill(conn: &Conn, map: &Map, data: &mut Cursor<'_>, total: usize, done: &mut 
             }
         }
     }
-}
-
-/// Longest part of a file that goes through the ring.
-const FILE_PART: usize = 64 * 1024;
-
-/// Reads a part of a file straight into the ring, if the receiver is awake and the ring has room for all
-/// of it. None if the kernel is to send it; nothing has changed then. The caller is between [`enter`]
-/// and [`finish`].
-pub(crate) fn from_file(
-    conn: &'static Conn,
-    map: &Map,
-    file: c_int,
-    offset: i64,
-    len: usize,
-) -> Option<usize> {
-    if len == 0 || len > FILE_PART || !is_in_step(conn, map) {
-        return None;
-    }
-    let _lock = SendLock::take(map)?;
-    let sender = map.sender();
-    let sent = map.own().sent.load(Ordering::Relaxed);
-    let Room::Ring { head, pieces } = sender.room(sent, conn.may_open()) else { return None };
-    if pieces.len < len || is_gone(conn, map) {
-        return None;
-    }
-    let (vectors, _) = map.taken_back(pieces.first(len));
-    let len = sys::read_at(file, &vectors, offset)?;
-    if !sender.publish(head, len) {
-        return None;
-    }
-    map.own().sent.store(sent + len as u64, Ordering::SeqCst);
-    count(&conn.counters.sent, len);
-    helper::note_activity();
-    if sender.must_withdraw() {
-        take_back(conn, map);
-    }
-    Some(len)
 }
 
 /// Whether the peer has closed, or died: asked now and then while it does not read.
@@ -311,7 +331,7 @@ pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
                 return true;
             }
             Withdrawal::Octets { from, pieces } => {
-                let (vectors, len) = map.taken_back(pieces);
+                let (vectors, len) = map.vectors(pieces);
                 let sent = sys::send_now(fd, &vectors);
                 let is_empty = sender.finish_withdrawal(from, sent.unwrap_or(0).min(len));
                 count(&conn.counters.withdrawals, 1);

@@ -90,15 +90,17 @@ const STREAMS: [(&str, &str); 3] = [("20000", "6000"), ("65536", "3000"), ("1048
 #[test]
 fn a_stream_that_nobody_answers_goes_through_memory_too() {
     let Some(program) = program("stream") else { return };
-    for (len, messages) in STREAMS {
+    let from_files = STREAMS.iter().map(|stream| (stream, Some("file")));
+    for ((len, messages), how) in STREAMS.iter().map(|stream| (stream, None)).chain(from_files) {
         let mut command = Command::new(&program);
-        let output = command.args([len, messages]).env("LD_PRELOAD", library()).output().unwrap();
+        command.args([len, messages]).args(how).env("LD_PRELOAD", library());
+        let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(text.contains("\ndone"), "{len}: {text}{errors}");
+        assert!(text.contains("\ndone"), "{len} {how:?}: {text}{errors}");
         let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
         let octets: u64 = octets.and_then(|octets| octets.parse().ok()).unwrap_or(0);
-        assert!(octets > 100_000, "{len}: {octets} octets went through memory");
+        assert!(octets > 100_000, "{len} {how:?}: {octets} octets went through memory");
     }
 }
 
@@ -110,36 +112,46 @@ fn a_connection_that_returns_to_tcp_has_the_options_of_the_program() {
     assert_eq!(text, "left\ndone\n");
 }
 
-/// Connections, messages of each in both directions, and their length: never raised; with short messages;
-/// with messages that fill rings.
-const IDLE: [[&str; 3]; 3] = [["1000", "0", "1"], ["1000", "20", "1"], ["1000", "20", "60000"]];
+/// More than any program takes.
+const NO_LIMIT: u64 = i64::MAX as u64;
+/// Connections.
+const CONNECTIONS: u64 = 300;
+/// Short messages of each connection in both directions, long ones after it was raised, and their length:
+/// never raised; with short messages; with messages that fill rings.
+const IDLE: [[u64; 3]; 3] = [[0, 0, 1], [10, 5, 1], [10, 5, 60_000]];
+/// Of connections with messages, so many are raised.
+const RAISED: u64 = 270;
 /// Octets that an idle connection may take, of both ends and of what they share.
 const IDLE_OCTETS: u64 = 8192;
 /// Octets that the library takes for itself, in both processes.
-const OWN_OCTETS: u64 = 2_000_000;
+const OWN_OCTETS: u64 = 600_000;
 
 #[test]
 fn idle_connections_take_little_memory() {
     let Some(program) = program("idle") else { return };
-    for arguments in IDLE {
-        let memory = |preloaded: bool| {
+    for messages in IDLE {
+        // Raised connections, and octets of memory: the program waits until they are no more than `most`.
+        let memory = |raised: u64, most: u64| {
             let mut command = Command::new(&program);
-            command.args(arguments).env_remove("LD_PRELOAD");
-            if preloaded {
+            let arguments = [CONNECTIONS].into_iter().chain(messages).chain([raised, most]);
+            command.args(arguments.map(|number| number.to_string())).env_remove("LD_PRELOAD");
+            if most != NO_LIMIT {
                 command.env("LD_PRELOAD", library());
             }
             let output = command.output().unwrap();
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(output.status.success(), "{arguments:?}: {text}");
+            assert!(output.status.success(), "{messages:?}: {text}");
             let number = |name: &str| {
                 let line = text.lines().find_map(|line| line.strip_prefix(name));
                 line.and_then(|number| number.parse::<u64>().ok()).expect("a number")
             };
             (number("raised "), number("memory "))
         };
-        let (plain, (raised, with)) = (memory(false).1, memory(true));
-        assert!(arguments[1] == "0" || raised > 900, "{arguments:?}: {raised} were raised");
-        let each = with.saturating_sub(plain + OWN_OCTETS) / 1000;
-        assert!(each <= IDLE_OCTETS, "{arguments:?}: {each} octets for a connection");
+        let (_, plain) = memory(0, NO_LIMIT);
+        let needed = if messages[0] == 0 { 0 } else { RAISED };
+        let (raised, with) = memory(needed, plain + OWN_OCTETS + CONNECTIONS * IDLE_OCTETS);
+        assert!(raised >= needed, "{messages:?}: {raised} were raised");
+        let each = with.saturating_sub(plain + OWN_OCTETS) / CONNECTIONS;
+        assert!(each <= IDLE_OCTETS, "{messages:?}: {each} octets for a connection");
     }
 }

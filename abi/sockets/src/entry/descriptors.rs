@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, sockaddr, socklen_t};
 use quipu_cabi::SOL_IWARP;
+use quipu_sockets::Look;
 use quipu_sockets::report::Reason;
 
 use crate::conn::{Conn, Mode};
@@ -179,6 +180,10 @@ fn note_nonblocking(fd: c_int, nonblocking: bool) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
+    // SAFETY: passed on from the caller.
+    if request == libc::FIONREAD && unsafe { is_answered(fd, argument) } {
+        return 0;
+    }
     let result = real!(ioctl(fd => c_int, request => c_ulong, argument => c_ulong) -> c_int);
     if result == 0
         && let Some(conn) = table::conn(fd)
@@ -188,6 +193,27 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong
         unsafe { note_ioctl(conn, request, argument) };
     }
     result
+}
+
+/// Answers FIONREAD where the next octets are in the ring. TCP has none then, so the kernel need not be
+/// asked.
+///
+/// # Safety
+///
+/// The argument is the address of an integer.
+unsafe fn is_answered(fd: c_int, argument: c_ulong) -> bool {
+    let Some(conn) = table::conn(fd) else { return false };
+    if conn.mode() != Mode::Raised || !conn.enter() {
+        return false;
+    }
+    let look = conn.map().map(|map| map.receiver().look());
+    let is_in_ring = conn.receives.load(Ordering::SeqCst);
+    conn.leave();
+    let Some(Look::Ring { pieces, .. }) = look.filter(|_| is_in_ring) else { return false };
+    let at = std::ptr::with_exposed_provenance_mut::<c_int>(argument as usize);
+    // SAFETY: passed on from the caller.
+    unsafe { at.write(pieces.len as c_int) };
+    true
 }
 
 /// # Safety

@@ -3,11 +3,11 @@
 use libc::{FILE, c_char, c_int, c_uint, off_t, ssize_t};
 use quipu_sockets::report::Reason;
 
-use crate::life::FilePlan;
 use crate::real::real;
-use crate::{life, send};
+use crate::send::Plan;
+use crate::{life, send, sys};
 
-/// Defines sendfile and its twin. The kernel copies from the file, after what is in the ring.
+/// Defines sendfile and its twin.
 macro_rules! sendfile_like {
     ($($name:ident $offset:ty;)*) => {$(
         #[unsafe(no_mangle)]
@@ -16,16 +16,33 @@ macro_rules! sendfile_like {
         ) -> ssize_t {
             // SAFETY: the program passes a variable, or null for the file's own position.
             let at = unsafe { offset.as_ref() }.copied();
-            let plan = life::plan_file(to, from, at, count);
-            if let FilePlan::Done(len) = plan {
-                // SAFETY: only a plan with an offset ends so.
-                unsafe { *offset += len as $offset };
-                return len as ssize_t;
+            let plan = send::plan_file(to, from, at, count);
+            if let Plan::Done(done @ 1.., _) = plan {
+                // SAFETY: only a plan with an offset has sent something.
+                unsafe { *offset += done as $offset };
             }
+            let before = match plan {
+                Plan::Done(result, errno) => {
+                    if result < 0 {
+                        sys::set_errno(errno);
+                    }
+                    return result;
+                }
+                Plan::Kernel(_, before) => before,
+                Plan::Pass => 0,
+            };
+            if before > 0 {
+                // SAFETY: as above.
+                unsafe { *offset += before as $offset };
+            }
+            let (count, errno) = (count - before, sys::errno());
             let sent = real!($name(to => c_int, from => c_int, offset => *mut $offset,
                 count => usize) -> ssize_t);
+            if before > 0 && sent < 0 {
+                sys::set_errno(errno);
+            }
             match plan {
-                FilePlan::Kernel(conn) => send::finish(conn, 0, sent),
+                Plan::Kernel(conn, before) => send::finish(conn, before, sent),
                 _ => sent,
             }
         }

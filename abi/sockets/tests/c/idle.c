@@ -1,8 +1,10 @@
 /* Many connections between two processes, each of which carries some messages and is then idle.
  *
- * idle CONNECTIONS MESSAGES LENGTH: each message of LENGTH octets is sent back. Prints "raised COUNT" of the
- * server, and "memory OCTETS" that both processes use after a second of idleness, with their page tables. Pages
- * of files do not count: how many of a library are mapped depends on what lies in the page cache.
+ * idle CONNECTIONS SHORT LONG LENGTH RAISED MEMORY: SHORT messages of one octet are sent back on each
+ * connection. Then the server waits until RAISED connections are raised, LONG messages of LENGTH octets follow,
+ * and it waits until both processes use no more than MEMORY octets, with their page tables. It waits for no
+ * longer than SECONDS each time. Prints "raised COUNT" and "memory OCTETS". Pages of files do not count: how
+ * many of a library are mapped depends on what lies in the page cache.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -52,6 +54,8 @@ static long value(pid_t process, const char *file, const char *name)
     return sum;
 }
 
+enum { SECONDS = 30, STEP_US = 20000 };
+
 static int raised(void)
 {
     char path[100], line[400];
@@ -64,11 +68,37 @@ static int raised(void)
     return sum;
 }
 
+/* Octets that both processes use. */
+static long memory(pid_t child)
+{
+    long sum = 0;
+    pid_t both[2] = { getpid(), child };
+    for (int i = 0; i < 2; i++)
+        sum += value(both[i], "smaps_rollup", "Pss_Anon:") + value(both[i], "smaps_rollup", "Pss_Shmem:") +
+               value(both[i], "status", "VmPTE:");
+    return sum * 1024;
+}
+
+/* The client sends messages, which the server sends back. */
+static void exchange(int is_client, const int *fds, int count, int messages, char *buffer, size_t len)
+{
+    for (int turn = 0; turn < messages; turn++)
+        for (int i = 0; i < count; i++) {
+            if (is_client)
+                send_all(fds[i], buffer, len);
+            receive(fds[i], buffer, len);
+            if (!is_client)
+                send_all(fds[i], buffer, len);
+        }
+}
+
 int main(int argc, char **argv)
 {
-    must(argc == 4, "CONNECTIONS MESSAGES LENGTH");
+    must(argc == 7, "CONNECTIONS SHORT LONG LENGTH RAISED MEMORY");
     int count = atoi(argv[1]), messages = atoi(argv[2]);
-    size_t len = strtoul(argv[3], NULL, 10);
+    int long_messages = atoi(argv[3]), needed = atoi(argv[5]);
+    size_t len = strtoul(argv[4], NULL, 10);
+    long most = atol(argv[6]);
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
     limit.rlim_cur = limit.rlim_max;
@@ -95,30 +125,21 @@ int main(int argc, char **argv)
             must(fds[i] >= 0, "accept");
         }
     }
-    /* In the middle there is time to raise them. */
-    for (int turn = 0; turn < messages; turn++) {
-        if (turn == messages / 2)
-            usleep(count < 2000 ? 1500000 : 4000000);
-        for (int i = 0; i < count; i++) {
-            if (child == 0)
-                send_all(fds[i], buffer, len);
-            receive(fds[i], buffer, len);
-            if (child != 0)
-                send_all(fds[i], buffer, len);
-        }
-    }
+    exchange(child == 0, fds, count, messages, buffer, 1);
+    for (int waited = 0; child != 0 && raised() < needed && waited < SECONDS * 1000000; waited += STEP_US)
+        usleep(STEP_US);
+    exchange(child == 0, fds, count, long_messages, buffer, len);
     if (child == 0) {
         close(channel[1]);
         must(read(channel[0], buffer, 1) == 0, "the other process");
         return 0;
     }
-    usleep(1000000);
-    long sum = 0;
-    pid_t both[2] = { getpid(), child };
-    for (int i = 0; i < 2; i++)
-        sum += value(both[i], "smaps_rollup", "Pss_Anon:") + value(both[i], "smaps_rollup", "Pss_Shmem:") +
-               value(both[i], "status", "VmPTE:");
-    printf("raised %d\nmemory %ld\n", raised(), sum * 1024);
+    long used = memory(child);
+    for (int waited = 0; used > most && waited < SECONDS * 1000000; waited += STEP_US) {
+        usleep(STEP_US);
+        used = memory(child);
+    }
+    printf("raised %d\nmemory %ld\n", raised(), used);
     close(channel[0]);
     close(channel[1]);
     int status;

@@ -1,6 +1,7 @@
 /* A stream in one direction, by messages of one length: the receiver sends nothing before the end.
  *
- * stream LENGTH MESSAGES: prints "by memory OCTETS" of the sender, then "done SECONDS".
+ * stream LENGTH MESSAGES [file]: prints "by memory OCTETS" of the sender, then "done SECONDS". With "file", it
+ * sends by sendfile(2).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -8,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -54,9 +57,26 @@ static void print_octets(void)
     printf("by memory %ld\n", sum);
 }
 
+/* Sends a message, by way of a file if there is one. */
+static void send_message(int fd, int file, const unsigned char *buffer, size_t len)
+{
+    if (file < 0) {
+        must(send(fd, buffer, len, 0) == (ssize_t)len, "send");
+        return;
+    }
+    /* TCP refers to the pages of the file, so they must not change: each message has its own, in turn. */
+    static off_t next;
+    off_t at = next, offset = at;
+    next = (next + len) % ((1 + (64 << 20) / len) * len);
+    must(pwrite(file, buffer, len, at) == (ssize_t)len, "pwrite");
+    must(sendfile(fd, file, &offset, len) == (ssize_t)len, "sendfile");
+    must(offset == at + (off_t)len, "the offset");
+}
+
 int main(int argc, char **argv)
 {
-    must(argc == 3, "LENGTH MESSAGES");
+    must(argc == 3 || argc == 4, "LENGTH MESSAGES [file]");
+    int file = argc == 4 ? memfd_create("message", 0) : -1;
     size_t len = strtoul(argv[1], NULL, 10);
     unsigned long total = len * strtoul(argv[2], NULL, 10);
     unsigned char *buffer = malloc(len);
@@ -80,7 +100,7 @@ int main(int argc, char **argv)
     for (unsigned long at = 0; at < total; at += len) {
         for (size_t i = 0; i < len; i++)
             buffer[i] = octet(at + i);
-        must(send(fd, buffer, len, 0) == (ssize_t)len, "send");
+        send_message(fd, file, buffer, len);
     }
     must(recv(fd, buffer, 1, 0) == 1, "recv");
     clock_gettime(CLOCK_MONOTONIC, &end);
