@@ -109,7 +109,8 @@ impl Load {
                     .position(|end| (end.host, end.qp, end.exists) == (host, qp, true));
                 let Some(e) = found else { return };
                 if !std::mem::take(&mut self.ends[e].drain_owed) {
-                    if self.ends[e].stage != Stage::Gone {
+                    let late = std::mem::take(&mut self.ends[e].drain_inherited);
+                    if !late && self.ends[e].stage != Stage::Gone {
                         world.violate(|| format!("end {e}: drained, which nobody asked for"));
                     }
                     return;

@@ -202,6 +202,8 @@ pub struct End {
     pub collateral: Option<String>,
     pub drain_seen: bool,
     pub drain_owed: bool,
+    /// The queue pair was draining when its last connection ended: it may have drained just before.
+    pub drain_inherited: bool,
     pub ticking: bool,
     /// Ticks in a row at which there was nothing to do.
     pub idle: u32,
@@ -250,6 +252,7 @@ impl End {
             collateral: None,
             drain_seen: false,
             drain_owed: false,
+            drain_inherited: false,
             ticking: false,
             idle: 0,
             last_read: None,

@@ -283,6 +283,7 @@ impl Load {
             collateral: None,
             drain_seen: false,
             drain_owed: false,
+            drain_inherited: false,
             ticking: false,
             idle: 0,
             last_read: None,
@@ -381,6 +382,7 @@ impl Load {
             return;
         }
         self.move_to(world, old, QpState::Reset);
+        self.ends[e].drain_inherited = self.ends[old].drain_owed;
         self.forget(old);
         self.ends[old].exists = false;
         self.ends[e].exists = true;

@@ -115,6 +115,8 @@ fn seeds_that_found_something() {
     assert_eq!(run(815_225_924_599, &Options::default()).failure, None);
     // The only receive of a message has no room: its window was closed, and the message waited for ever.
     assert_eq!(run(815_225_949_560, &Options::default()).failure, None);
+    // A queue pair drained in the same instant in which its program took it to RESET for its next connection.
+    assert_eq!(run(918_134_662, &Options::default()).failure, None);
     // A write with immediate data was refused in its middle, and took a receive with it.
     assert_eq!(run(915_066_582, &Options::default()).failure, None);
     let others = [(Service::Uc, 588), (Service::Uc, 712), (Service::Xrc, 178), (Service::Ud, 40)];
