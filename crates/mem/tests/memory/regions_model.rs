@@ -377,7 +377,7 @@ impl Model {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 1 } else { 2000 },
+        cases: if cfg!(miri) { 1 } else { 500 },
         failure_persistence: None,
         rng_seed: RngSeed::Fixed(0x9151),
         ..ProptestConfig::default()
