@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use quipu_host::QosConfig;
 use quipu_host::nic::qos::{Config as Rules, LANES, LaneUse, Note, Service, parse_rate, show_rate};
 use quipu_host::qos::{PortView, ports, replace};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::failure::Failure;
 use super::output::table;
@@ -159,6 +159,27 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Task::Worker(options) => bench::work(options),
         Task::Stream(options) => stream::run(options),
     }
+}
+
+/// What was measured at a port.
+trait Measured {
+    fn print(&self) -> io::Result<()>;
+    fn as_json(&self) -> Value;
+}
+
+/// Prints what was measured, as a table or as JSON.
+fn print_measured<M: Measured>(
+    measured: Result<M, process::Trouble>,
+    as_json: bool,
+) -> Result<M, Failure> {
+    let remedy = "`quipu doctor` checks what works on this machine";
+    let measured =
+        measured.map_err(|error| Failure::new("cannot measure the port", error, remedy))?;
+    match as_json {
+        true => println!("{:#}", measured.as_json()),
+        false => measured.print()?,
+    }
+    Ok(measured)
 }
 
 fn check(options: &CheckOptions) -> Result<ExitCode, Failure> {

@@ -23,7 +23,7 @@ use self::sink::Sink;
 use super::super::failure::Failure;
 use super::super::variables;
 use super::process::{Process, Trouble};
-use super::rate;
+use super::{print_measured, rate};
 
 /// The lanes, and service levels, of the two bulk senders and of the pings.
 const BULK_LANES: [u8; 2] = [0, 1];
@@ -86,13 +86,7 @@ pub(super) fn work(options: &WorkerOptions) -> Result<ExitCode, Failure> {
 
 /// Measures, and shows.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let remedy = "`quipu doctor` checks what works on this machine";
-    let failed = |error: Trouble| Failure::new("cannot measure the port", error, remedy);
-    let report = measure(options).map_err(failed)?;
-    match options.json {
-        true => println!("{:#}", report.as_json()),
-        false => report.print()?,
-    }
+    let report = print_measured(measure(options), options.json)?;
     if let Some(path) = &options.plot {
         fs::write(path, report.plot().svg()).map_err(|error| {
             let what = format!("cannot write {}", path.display());

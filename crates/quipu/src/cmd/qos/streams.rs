@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use quipu_host::WantedAddress;
-use quipu_host::nic::qos::{Config as Rules, Entry};
+use quipu_host::nic::qos::{Config as Rules, Entry, LANES, LaneUse};
 use quipu_host::qos::replace;
 
 use self::report::{Report, Share, Skipped};
@@ -28,10 +28,14 @@ use super::super::failure::Failure;
 use super::super::variables;
 use super::bench::{LIMIT_UNIT, PACKET, port};
 use super::process::Trouble;
-use super::rate;
+use super::{print_measured, rate};
 
 /// How long tables are in force before anything is counted.
 const SETTLE: Duration = Duration::from_millis(200);
+
+/// How often it is looked whether a lane has sent a packet, and for how long at most.
+const LOOK: Duration = Duration::from_millis(1);
+const LONGEST_PERIOD: Duration = Duration::from_millis(500);
 
 /// What to measure.
 #[derive(clap::Args)]
@@ -159,13 +163,7 @@ impl Tables {
 
 /// Measures, and shows.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let remedy = "`quipu doctor` checks what works on this machine";
-    let failed = |error: Trouble| Failure::new("cannot measure the port", error, remedy);
-    let report = measure(options).map_err(failed)?;
-    match options.json {
-        true => println!("{:#}", report.as_json()),
-        false => report.print()?,
-    }
+    print_measured(measure(options), options.json)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -222,13 +220,28 @@ fn share(
 ) -> Result<Share, Trouble> {
     replace(address, &tables.rules(kinds, rate))?;
     thread::sleep(SETTLE);
-    let used = || port(address).map(|port| port.lanes).ok_or("the port is gone");
-    let (begun, before) = (Instant::now(), used()?);
+    let (begun, before) = used_after_packet(address, kinds.1)?;
     thread::sleep(Duration::from_secs_f64(seconds));
-    let (after, elapsed) = (used()?, begun.elapsed().as_secs_f64());
+    let (ended, after) = used_after_packet(address, kinds.1)?;
+    let elapsed = ended.duration_since(begun).as_secs_f64();
     let mbps = |kind: Kind| {
         let lane = usize::from(kind.lane());
         after[lane].octets.wrapping_sub(before[lane].octets) as f64 * 8e-6 / elapsed
     };
     Ok(Share { kinds, tables, rate, mbps: (mbps(kinds.0), mbps(kinds.1)) })
+}
+
+/// What the lanes have sent, just after a packet of one of them: whole periods of a lane that sends few
+/// packets are counted. At 255:1 and 100 Mbit/s it sends 12 a second.
+fn used_after_packet(address: IpAddr, of: Kind) -> Result<(Instant, [LaneUse; LANES]), Trouble> {
+    let used = || port(address).map(|port| port.lanes).ok_or("the port is gone");
+    let (lane, before) = (usize::from(of.lane()), used()?);
+    let deadline = Instant::now() + LONGEST_PERIOD;
+    loop {
+        thread::sleep(LOOK);
+        let (now, lanes) = (Instant::now(), used()?);
+        if lanes[lane].octets != before[lane].octets || now >= deadline {
+            return Ok((now, lanes));
+        }
+    }
 }

@@ -7,6 +7,7 @@ use quipu_host::nic::qos::show_rate;
 use serde_json::{Value, json};
 
 use super::super::super::output::table;
+use super::super::Measured;
 
 /// How two bulk senders share a port under a rule.
 pub(super) struct Share {
@@ -58,8 +59,28 @@ impl Report {
         f64::from(self.packet) * 8e6 / self.rate as f64
     }
 
-    /// Prints tables.
-    pub(super) fn print(&self) -> io::Result<()> {
+    /// Ratios over the values of their rules, with what follows from the rules.
+    pub(super) fn plot(&self) -> Chart {
+        let title = format!("Two lanes of a port at {}", show_rate(self.rate));
+        let scale = Scale::Log;
+        let mut chart = Chart::lines(&title, ("weight, or high_limit", scale), ("ratio", scale));
+        for rule in ["weights", "strict", "high_limit"] {
+            let of = |value: fn(&Share) -> f64| {
+                let shares = self.shares.iter().filter(|it| it.rule == rule && it.value > 0);
+                Values::Points(shares.map(|it| (f64::from(it.value), value(it))).collect())
+            };
+            chart = chart.with(rule, Kind::Ours, of(|it| it.ratio)).with(
+                &format!("{rule}, by the rule"),
+                Kind::Published,
+                of(|it| it.expected),
+            );
+        }
+        chart
+    }
+}
+
+impl Measured for Report {
+    fn print(&self) -> io::Result<()> {
         println!("port at {}, packets of {} octets", show_rate(self.rate), self.packet);
         let heading = ["rule", "value", "ratio", "expected", "off", "of the rate"];
         let mut rows: Vec<Vec<String>> = vec![heading.map(str::to_owned).into()];
@@ -90,8 +111,7 @@ impl Report {
         Ok(())
     }
 
-    /// For programs.
-    pub(super) fn as_json(&self) -> Value {
+    fn as_json(&self) -> Value {
         let share = |share: &Share| {
             json!({
                 "rule": share.rule,
@@ -116,25 +136,6 @@ impl Report {
             "shares": self.shares.iter().map(share).collect::<Vec<_>>(),
             "pings": self.pings.iter().map(pings).collect::<Vec<_>>(),
         })
-    }
-
-    /// Ratios over the values of their rules, with what follows from the rules.
-    pub(super) fn plot(&self) -> Chart {
-        let title = format!("Two lanes of a port at {}", show_rate(self.rate));
-        let scale = Scale::Log;
-        let mut chart = Chart::lines(&title, ("weight, or high_limit", scale), ("ratio", scale));
-        for rule in ["weights", "strict", "high_limit"] {
-            let of = |value: fn(&Share) -> f64| {
-                let shares = self.shares.iter().filter(|it| it.rule == rule && it.value > 0);
-                Values::Points(shares.map(|it| (f64::from(it.value), value(it))).collect())
-            };
-            chart = chart.with(rule, Kind::Ours, of(|it| it.ratio)).with(
-                &format!("{rule}, by the rule"),
-                Kind::Published,
-                of(|it| it.expected),
-            );
-        }
-        chart
     }
 }
 

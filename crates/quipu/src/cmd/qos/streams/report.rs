@@ -6,6 +6,7 @@ use quipu_host::nic::qos::show_rate;
 use serde_json::{Value, json};
 
 use super::super::super::output::table;
+use super::super::Measured;
 use super::{Kind, Tables};
 
 /// What two lanes have sent under tables.
@@ -49,9 +50,10 @@ impl Report {
         let quarters = alone.map(|it| (it.mbps.0 * 250_000.0) as u64);
         quarters.fold(most, u64::min).max(1_000_000)
     }
+}
 
-    /// For people.
-    pub(super) fn print(&self) -> io::Result<()> {
+impl Measured for Report {
+    fn print(&self) -> io::Result<()> {
         let heading = [
             "first lane",
             "other",
@@ -88,8 +90,7 @@ impl Report {
         Ok(())
     }
 
-    /// For programs.
-    pub(super) fn as_json(&self) -> Value {
+    fn as_json(&self) -> Value {
         let share = |share: &Share| {
             let (rule, value) = share.tables.words();
             let is_alone = share.tables == Tables::Alone;
