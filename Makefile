@@ -6,14 +6,17 @@ CARGO ?= cargo
 PROFILED ?=
 SEEDS ?= 1000000
 RUNS ?= 10000000
+FILTER ?=
+LIBUV ?=
 
-.PHONY: help demo check soak soak-fuzz toolchain build install uninstall clean
+.PHONY: help demo check soak soak-fuzz soak-suites toolchain build install uninstall clean
 
 help:
 	@echo 'make demo                    build, then run RDMA programs of the distribution over Quipu'
 	@echo 'make check                   install what the tests need, and run all of them'
 	@echo 'make soak SEEDS=N            N seeds of the simulator (a million): about 2 hours'
 	@echo 'make soak-fuzz RUNS=N        N inputs (ten millions) for each fuzz target, guided by coverage: hours'
+	@echo 'make soak-suites             suites of other projects with and without `quipu sockets`: half an hour'
 	@echo 'make build                   build the libraries and the command into target/quipu'
 	@echo 'make build PROFILED=1        the same, built twice: for what a minute of the benchmark does most'
 	@echo 'make install PREFIX=DIR      install them (default /usr/local)'
@@ -42,6 +45,10 @@ soak: toolchain
 # Goes on with what it has found before, in fuzz/corpus.
 soak-fuzz: toolchain
 	@$(CARGO) xtask fuzz --guided --runs '$(RUNS)'
+
+# FILTER=TEXT runs only suites whose name contains it; LIBUV=PROGRAM is the uv_run_tests of a build of libuv.
+soak-suites: build
+	@$(CARGO) xtask suites --filter '$(FILTER)' $(if $(LIBUV),--libuv '$(LIBUV)')
 
 build: toolchain
 	@$(CARGO) xtask stage $(if $(PROFILED),--profiled)

@@ -14,6 +14,7 @@ mod profile;
 mod report;
 mod soak;
 mod stage;
+mod suites;
 mod tidy;
 mod tools;
 
@@ -64,6 +65,8 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Run a million seeds of the simulator that follow from the commit; goes on where it was interrupted.
     Soak(soak::Options),
+    /// Run test suites of other projects, and programs with sockets, with and without `quipu sockets`.
+    Suites(suites::Options),
 }
 
 fn main() -> ExitCode {
@@ -81,6 +84,7 @@ fn run(task: Task) -> Result<ExitCode> {
         Task::Ci(options) => return ci::run(&options),
         Task::Stage(options) => drop(stage::run_for(&options)?),
         Task::Demo => return demo::run(),
+        Task::Suites(options) => return suites::run(&options),
         Task::Clients(options) => return clients::run(&options),
         Task::ClientsInside(options) => return clients::run_inside(&options),
         Task::Install(options) => install::run(&options)?,

@@ -15,6 +15,7 @@ mod openmpi;
 mod others;
 mod pair;
 mod planned;
+mod preloaded;
 mod qp0;
 mod qpip;
 mod rdmacm;

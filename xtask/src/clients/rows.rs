@@ -6,7 +6,8 @@ use super::hosts::Family;
 use super::pair::{Pair, Pairing, run_pair};
 use super::{
     Hosts, LIMIT, Row, capture, checked, datagrams, faults, infiniband, iw0, iwarp, libfabric,
-    multihome, openmpi, others, planned, qp0, qpip, rdmacm, single, sockets, suite, trace,
+    multihome, openmpi, others, planned, preloaded, qp0, qpip, rdmacm, single, sockets, suite,
+    trace,
 };
 
 /// Exchanges of a row with one size.
@@ -104,6 +105,7 @@ pub(super) fn one_host(staged: &Staged, full: bool) -> Vec<Row<'_>> {
     rows.extend(qp0::one_host(staged));
     rows.extend(others::one_host(staged));
     rows.extend(faults::one_host(staged));
+    rows.extend(preloaded::rows(staged));
     rows
 }
 
