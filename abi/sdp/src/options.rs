@@ -21,6 +21,8 @@ const ZERO_COPY: usize = 64 << 10;
 pub(crate) struct Options {
     given: BTreeMap<(c_int, c_int), Vec<u8>>,
     pub(crate) zero_copy_threshold: usize,
+    /// Nothing has set it: a large send goes without a copy only where that is faster.
+    pub(crate) chooses: bool,
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
     /// How long close(2) waits; `None`: it does not, and the stream ends in order.
@@ -52,6 +54,7 @@ impl Default for Options {
         Self {
             given: BTreeMap::new(),
             zero_copy_threshold: threshold.unwrap_or(ZERO_COPY),
+            chooses: threshold.is_none(),
             receive_timeout: None,
             send_timeout: None,
             linger: None,
@@ -100,6 +103,7 @@ impl Socket {
             }
             (SOL_SDP | libc::IPPROTO_TCP | crate::sys::AF_INET_SDP, SDP_ZCOPY_THRESH) => {
                 options.zero_copy_threshold = read::<c_int>(value)?.max(0) as usize;
+                options.chooses = false;
             }
             _ => {}
         }

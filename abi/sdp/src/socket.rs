@@ -10,7 +10,7 @@ use std::time::Duration;
 use libc::c_int;
 use quipu_cabi::Errno;
 use quipu_host::connection::IdKey;
-use quipu_sdp::Readable;
+use quipu_sdp::{Choice, Readable};
 
 use crate::adapter::Adapter;
 use crate::both::Shown;
@@ -70,6 +70,8 @@ pub(crate) struct State {
     pub(crate) attended: bool,
     /// Sleeps in a row that polls did not spare.
     pub(crate) lost_polls: u32,
+    /// How large sends go.
+    pub(crate) choice: Choice,
     /// Something has come since readiness was shown.
     pub(crate) arrived: bool,
 }
@@ -128,6 +130,7 @@ impl Socket {
             waiting: 0,
             attended: false,
             lost_polls: 0,
+            choice: Choice::default(),
             arrived: false,
         };
         let socket = Self {

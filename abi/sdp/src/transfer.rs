@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use libc::{c_int, iovec};
 use quipu_cabi::Errno;
-use quipu_sdp::Readable;
+use quipu_sdp::{Readable, Way};
 
 use crate::socket::{Socket, State};
 use crate::wait::Step;
@@ -111,16 +111,36 @@ impl Sending<'_> {
     }
 }
 
+impl State {
+    /// From how many bytes on a piece of this list goes without a copy; 0: none does.
+    fn zero_copy_threshold(&mut self, list: &[iovec]) -> usize {
+        let threshold = self.options.zero_copy_threshold;
+        if threshold == 0 || !self.options.chooses {
+            return threshold;
+        }
+        let long = list.iter().map(|piece| piece.iov_len).filter(|&len| len >= threshold);
+        let (len, Some(link)) = (long.sum::<usize>(), &self.link) else { return threshold };
+        if len == 0 {
+            return threshold;
+        }
+        match self.choice.next(link.queue.adapter.now(), len as u64) {
+            Way::Advertised => threshold,
+            Way::Buffered => 0,
+        }
+    }
+}
+
 impl Socket {
     /// As send(2), of a list of buffers.
     pub(crate) fn send(&self, list: &[iovec], flags: c_int) -> Result<usize, Errno> {
         let patient = self.is_patient(flags);
-        let (threshold, limit) = {
-            let state = self.lock();
-            (state.options.zero_copy_threshold, state.options.send_timeout)
-        };
         let urgent = flags & libc::MSG_OOB != 0;
-        let threshold = if patient && !urgent { threshold } else { 0 };
+        let (threshold, limit) = {
+            let mut state = self.lock();
+            let may = patient && !urgent;
+            let threshold = if may { state.zero_copy_threshold(list) } else { 0 };
+            (threshold, state.options.send_timeout)
+        };
         let mut sending = Sending { list, done: 0, urgent, threshold, advertised: None };
         let mut result = self.wait(patient, limit, |state| sending.step(state));
         if sending.advertised.is_some() {

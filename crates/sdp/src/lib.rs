@@ -23,6 +23,7 @@
 //! because the connection is reliable.
 #![forbid(unsafe_code)]
 
+mod choice;
 mod connection;
 mod control;
 mod credits;
@@ -33,6 +34,7 @@ pub mod rules;
 mod sink;
 mod source;
 
+pub use choice::{Choice, Way};
 pub use connection::{Connection, Reset};
 pub use incoming::Received;
 pub use misbehaviour::PeerMisbehaved;
