@@ -12,7 +12,7 @@ use quipu_cabi::Errno;
 use crate::adapter::Adapter;
 use crate::establish;
 use crate::sys::{BlockedSignals, own_descriptor, system};
-use crate::{real, relay};
+use crate::{fork, real};
 
 /// The name of connection management in the set; sockets have their numbers.
 const EVENTS: u64 = 0;
@@ -104,7 +104,7 @@ fn run(adapter: &'static Adapter, set: RawFd) {
             let name = event.u64;
             match name {
                 EVENTS => any_event = true,
-                name if name & CHILDREN != 0 => relay::answer(name as RawFd),
+                name if name & CHILDREN != 0 => fork::answer(name as RawFd),
                 number => serve_socket(adapter, number),
             }
         }

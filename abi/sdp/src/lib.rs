@@ -18,6 +18,7 @@
 //! | `transfer` | sending and receiving |
 //! | `establish` | connecting, listening, ending |
 //! | `helper` | the thread that serves sockets while no call of the program does |
+//! | `relay`, `fork`, `pass` | connections that the kernel moves, and children of fork(2) |
 //! | `ready` | the pair of UNIX sockets |
 //! | `capture` | messages for tshark |
 //! | `rules` | which sockets a rule carries over SDP |
@@ -30,9 +31,11 @@ mod both;
 mod capture;
 mod entry;
 mod establish;
+mod fork;
 mod helper;
 mod link;
 mod options;
+mod pass;
 mod queue;
 mod ready;
 mod real;

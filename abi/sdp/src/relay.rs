@@ -9,7 +9,6 @@
 //! A relay begins only when it has to: when a child first uses the connection, and asks this process for
 //! it, or when this process closes its last descriptor and a child may have one.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +19,7 @@ use std::time::Duration;
 use libc::{c_int, iovec, timeval};
 use quipu_cabi::Errno;
 
-use crate::establish::{add_descriptor, all, find, remove_descriptor};
-use crate::helper;
+use crate::establish::{add_descriptor, remove_descriptor};
 use crate::real;
 use crate::socket::{Phase, Socket};
 use crate::sys::{BlockedSignals, system};
@@ -52,21 +50,6 @@ struct Relay {
     is_over: AtomicBool,
 }
 
-/// What a child knows of a socket of its parent.
-pub(crate) struct Lost {
-    number: u64,
-    pub(crate) names: Relayed,
-    /// Where it asks the parent for the connection; none of what cannot be relayed.
-    control: Option<RawFd>,
-}
-
-impl Lost {
-    /// A socket that the fork did not see: another thread made it meanwhile. It cannot be relayed.
-    pub(crate) fn unseen(socket: &Socket) -> Self {
-        Self { number: socket.number, names: Relayed::default(), control: None }
-    }
-}
-
 /// Held while a relay begins, and while a descriptor of a shared socket is forgotten: it is open meanwhile.
 static RELAYING: Mutex<()> = Mutex::new(());
 
@@ -75,134 +58,13 @@ pub(crate) fn relaying() -> MutexGuard<'static, ()> {
     RELAYING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a fork needs in both processes.
-#[derive(Default)]
-pub(crate) struct Fork {
-    /// The child does not have the thread that may hold it.
-    _relaying: Option<MutexGuard<'static, ()>>,
-    /// The parent's and the child's end of the way by which the child asks.
-    control: Option<[RawFd; 2]>,
-    /// Descriptors of this library that the child closes.
-    own: Vec<RawFd>,
-    pub(crate) lost: HashMap<RawFd, Arc<Lost>>,
-}
-
-/// A fork begins.
-pub(crate) fn before_fork() -> Fork {
-    let mut fork = Fork { _relaying: Some(relaying()), ..Fork::default() };
-    for (fd, entry) in table::all() {
-        let Entry::Sdp(socket) = entry else { continue };
-        let state = socket.lock();
-        let is_whole = state.phase == Phase::Connected && !state.closed;
-        if is_whole && fork.control.is_none() {
-            fork.control = control_pair();
-        }
-        let control = fork.control.filter(|_| is_whole).map(|[_, childs]| childs);
-        socket.is_shared.fetch_or(control.is_some(), Ordering::SeqCst);
-        let names = Relayed { local: state.local, peer: state.peer };
-        fork.lost.insert(fd, Arc::new(Lost { number: socket.number, names, control }));
-    }
-    fork.own.extend(ENDS.lock().unwrap_or_else(PoisonError::into_inner).iter());
-    for socket in all() {
-        let state = socket.lock();
-        fork.own.extend(state.ready.descriptors());
-        fork.own.extend(state.parked.as_ref().map(AsRawFd::as_raw_fd));
-    }
-    fork
-}
-
-fn control_pair() -> Option<[RawFd; 2]> {
-    let mut pair = [-1; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: room for two descriptors.
-    let made = unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) };
-    system(made).ok().map(|_| pair)
-}
-
-/// In the parent: the helper hears of what the child asks.
-pub(crate) fn in_parent(fork: Fork) {
-    let Some([own, childs]) = fork.control else { return };
-    crate::sys::close(childs);
-    if helper::serve_child(own).is_err() {
-        crate::sys::close(own);
-    }
-}
-
-/// In the child.
-pub(crate) fn in_child(fork: &Fork) {
-    let parents = fork.control.map(|[parents, _]| parents);
-    fork.own.iter().copied().chain(parents).for_each(crate::sys::close);
-}
-
-/// Answers what children ask at a descriptor: a number asks to relay that socket.
-pub(crate) fn answer(control: RawFd) {
-    let mut asked = [0_u8; 8];
-    loop {
-        let at = asked.as_mut_ptr().cast();
-        // SAFETY: room for so many bytes.
-        match system(unsafe { real::recv(control, at, asked.len(), libc::MSG_DONTWAIT) }) {
-            Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) => return,
-            // The last process that may ask is gone.
-            Ok(0) | Err(_) => return crate::sys::close(control),
-            Ok(_) => {
-                let socket = find(u64::from_ne_bytes(asked));
-                let is_relayed = socket.is_some_and(|socket| relay_socket(&socket));
-                let answer = [u8::from(is_relayed)];
-                let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-                // SAFETY: one byte.
-                unsafe { real::send(control, answer.as_ptr().cast(), 1, flags) };
-            }
-        }
-    }
-}
-
-/// In a child: has the parent relay the connection of a descriptor, which is a stream of the kernel then.
-///
-/// # Errors
-///
-/// ENODEV if it cannot be relayed, or the parent is gone.
-pub(crate) fn claim(fd: RawFd, lost: &Lost) -> Result<(), Errno> {
-    static ASKING: Mutex<()> = Mutex::new(());
-    let control = lost.control.ok_or(Errno::ENODEV)?;
-    let asking = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if !matches!(table::get(fd), Some(Entry::Lost(_))) {
-        return Ok(());
-    }
-    let number = lost.number.to_ne_bytes();
-    // SAFETY: as many bytes as there are.
-    let sent =
-        unsafe { real::send(control, number.as_ptr().cast(), number.len(), libc::MSG_NOSIGNAL) };
-    system(sent).map_err(|_| Errno::ENODEV)?;
-    let mut answer = [0_u8; 1];
-    // SAFETY: room for one byte.
-    while system(unsafe { real::recv(control, answer.as_mut_ptr().cast(), 1, 0) })
-        == Err(Errno::EINTR)
-    {}
-    if answer != [1] {
-        return Err(Errno::ENODEV);
-    }
-    let relayed = Arc::new(lost.names);
-    for (other, entry) in table::all() {
-        if matches!(entry, Entry::Lost(it) if it.number == lost.number) {
-            table::put(other, Entry::Relayed(Arc::clone(&relayed)));
-        }
-    }
-    drop(asking);
-    Ok(())
-}
-
-/// Relays the connection of a descriptor, which a call is about to use that this library does not serve.
-pub(crate) fn relay(fd: RawFd) {
-    match table::get(fd) {
-        Some(Entry::Sdp(socket)) => drop(relay_socket(&socket)),
-        Some(Entry::Lost(lost)) => drop(claim(fd, &lost)),
-        _ => {}
-    }
+/// This library's ends of pairs that are relayed.
+pub(crate) fn ends() -> Vec<RawFd> {
+    ENDS.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Relays a connection. Whether it is relayed now.
-fn relay_socket(socket: &Arc<Socket>) -> bool {
+pub(crate) fn relay_socket(socket: &Arc<Socket>) -> bool {
     if socket.is_relayed.load(Ordering::SeqCst) {
         return true;
     }
@@ -220,9 +82,9 @@ pub(crate) fn leave_to_children(socket: &Arc<Socket>, fd: RawFd) {
     let _ = begin(socket, fd, &[]);
 }
 
-/// Begins to relay a connection. `first` is a descriptor of the program, and `fds` are those that are
-/// relayed from now on.
-fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result<(), Errno> {
+/// Begins to relay a connection. The caller holds [`relaying`]. `first` is a descriptor of the program, and
+/// `fds` are those that are relayed from now on.
+pub(crate) fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result<(), Errno> {
     let mut state = socket.lock();
     let is_whole = state.link.as_ref().is_some_and(|link| link.failure().is_none());
     if state.phase != Phase::Connected || state.closed || !is_whole {

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, RwLock};
 
 use crate::establish::{add_descriptor, remove_descriptor};
-use crate::relay::{Lost, Relayed, leave_to_children, relaying};
+use crate::fork::Lost;
+use crate::relay::{Relayed, leave_to_children, relaying};
 use crate::socket::Socket;
 
 /// Descriptors that can be known. Sockets with larger numbers stay the kernel's.
@@ -22,6 +23,15 @@ pub(crate) struct Candidate {
     pub(crate) bound: Mutex<Option<SocketAddr>>,
     /// What listens for SDP next to it, by a rule `both`.
     pub(crate) twin: Mutex<Option<Arc<Socket>>>,
+    /// That of the parent, in a child of fork(2).
+    pub(crate) parents_twin: OnceLock<Arc<Lost>>,
+}
+
+impl Candidate {
+    /// What listens for SDP next to it in this process.
+    pub(crate) fn own_twin(&self) -> Option<Arc<Socket>> {
+        self.twin.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Drop for Candidate {
@@ -143,13 +153,13 @@ pub(crate) fn range(first: u32, last: u32) -> Vec<RawFd> {
 pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>, lost: &HashMap<RawFd, Arc<Lost>>) {
     let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
     for (fd, entry) in known {
-        if let Entry::Candidate(candidate) = &entry
-            && let Ok(mut twin) = candidate.twin.try_lock()
-        {
-            std::mem::forget(twin.take());
-        }
-        if let Entry::Sdp(socket) = entry {
-            let lost = lost.get(&fd).cloned().unwrap_or_else(|| Arc::new(Lost::unseen(&socket)));
+        let Some(lost) = lost.get(&fd).cloned() else { continue };
+        if let Entry::Candidate(candidate) = &entry {
+            if let Ok(mut twin) = candidate.twin.try_lock() {
+                std::mem::forget(twin.take());
+            }
+            let _ = candidate.parents_twin.set(lost);
+        } else if let Entry::Sdp(socket) = entry {
             // Its lock may be held by a thread that this process does not have: it is never touched.
             std::mem::forget(socket);
             if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost(lost)) {

@@ -139,6 +139,14 @@ fn children_take_accepted_connections_over() {
 }
 
 #[test]
+fn children_accept_connections_of_their_parent() {
+    for way in ["prefork", "prepoll"] {
+        serve(way, ALL);
+        serve(way, "use both server * *:*\nuse both client * *:*\n");
+    }
+}
+
+#[test]
 fn the_c_library_and_the_kernel_move_octets_by_themselves() {
     for way in ["stdio", "many", "splice"] {
         serve(way, ALL);

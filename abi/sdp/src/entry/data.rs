@@ -7,7 +7,7 @@ use super::process::serve;
 use crate::socket::Socket;
 use crate::table::{self, Entry};
 use crate::transfer::pieces;
-use crate::{real, relay};
+use crate::{fork, real};
 
 type Wide = MinusOne<isize>;
 
@@ -30,7 +30,7 @@ fn of_sdp(
             let _call = socket.call()?;
             Some(serve::<Wide>(name, || call(&socket).map(|count| count as isize)))
         }
-        Entry::Lost(lost) => match relay::claim(fd, &lost) {
+        Entry::Lost(lost) => match fork::claim(fd, &lost) {
             Ok(()) => None,
             Err(errno) => Some(serve::<Wide>(name, || Err(errno))),
         },

@@ -5,7 +5,7 @@ use libc::{c_char, c_int, c_uint, mmsghdr, ssize_t, timespec};
 use super::data::{recvmsg, sendmsg};
 use super::process::serve;
 use crate::table::{self, Entry};
-use crate::{real, relay};
+use crate::{fork, real};
 use quipu_cabi::Void;
 
 /// Calls `one` for each message until one fails; how many did not, or -1 if the first did.
@@ -75,7 +75,7 @@ unsafe extern "C-unwind" fn recvmmsg(
 pub(super) fn hand_over(fd: c_int) {
     if matches!(table::get(fd), Some(Entry::Sdp(_) | Entry::Lost(_))) {
         serve::<Void>("relay", || {
-            relay::relay(fd);
+            fork::relay(fd);
             Ok(())
         });
     }

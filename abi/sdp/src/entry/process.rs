@@ -1,16 +1,14 @@
 //! The beginning, the children and the end of the process.
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void};
 use quipu_cabi::{CReturn, Errno, Void, outer_wall};
 
-use crate::relay::Fork;
-use crate::table::Entry;
-use crate::{adapter, establish, real, relay, table};
+use crate::fork::{self, Fork};
+use crate::{adapter, establish, real};
 
 /// How long the end of the process waits until its peers have what it sent.
 const MOST_FLUSH: Duration = Duration::from_secs(2);
@@ -21,8 +19,6 @@ static OWN: AtomicU32 = AtomicU32::new(0);
 thread_local! {
     /// How deep this thread is in this library: what it does there is not the program's.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
-    /// What a thread that forks knows of the table.
-    static FORKING: RefCell<Vec<(RawFd, Entry)>> = const { RefCell::new(Vec::new()) };
     /// What a fork by this thread needs.
     static FORK: RefCell<Fork> = RefCell::default();
 }
@@ -101,20 +97,20 @@ extern "C" fn initialize() {
 }
 
 extern "C" fn before() {
-    if !is_inside() {
-        serve::<Void>("fork", || {
-            FORK.with(|fork| *fork.borrow_mut() = relay::before_fork());
-            Ok(())
-        });
-    }
-    FORKING.with(|known| *known.borrow_mut() = table::all());
+    let may_lock = !is_inside();
+    serve::<Void>("fork", || {
+        FORK.with(|fork| *fork.borrow_mut() = fork::before(may_lock));
+        Ok(())
+    });
+}
+
+fn take_fork() -> Fork {
+    FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()))
 }
 
 extern "C" fn in_parent() {
-    FORKING.with(|known| known.borrow_mut().clear());
-    let fork = FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()));
     serve::<Void>("fork", || {
-        relay::in_parent(fork);
+        fork::in_parent(take_fork());
         Ok(())
     });
 }
@@ -122,10 +118,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     OWN.store(std::process::id(), Ordering::Relaxed);
     adapter::forget();
-    let known = FORKING.with(|known| std::mem::take(&mut *known.borrow_mut()));
-    let fork = FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()));
-    table::lose_sockets(known, &fork.lost);
-    relay::in_child(&fork);
+    fork::in_child(take_fork());
 }
 
 #[used]

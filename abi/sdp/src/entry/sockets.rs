@@ -1,6 +1,7 @@
 //! Sockets: made, bound, connected, asked.
 
-use std::os::fd::RawFd;
+use std::net::SocketAddr;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -12,7 +13,9 @@ use super::many::claim;
 use super::process::{is_inside, serve};
 use crate::both;
 use crate::establish::unpark;
+use crate::fork::{self, Lost};
 use crate::real;
+use crate::relay::Relayed;
 use crate::rules;
 use crate::socket::Socket;
 use crate::sys::{AF_INET_SDP, kernel_name, read_address, system, write_address};
@@ -99,7 +102,7 @@ fn adopt(
 }
 
 /// The socket of a call that decides what a socket is for: one of SDP, or one that becomes so by rule.
-fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option<Chosen> {
+fn socket_for(fd: RawFd, role: Role, to: Option<SocketAddr>) -> Option<Chosen> {
     match table::get(fd)? {
         Entry::Sdp(socket) => Some(Chosen::Sdp(socket)),
         Entry::Lost(_) => Some(Chosen::Failed(Errno::ENODEV)),
@@ -128,8 +131,8 @@ fn socket_for(fd: RawFd, role: Role, to: Option<std::net::SocketAddr>) -> Option
 fn ask_for_sdp(
     fd: RawFd,
     candidate: &Candidate,
-    bound: Option<std::net::SocketAddr>,
-    to: std::net::SocketAddr,
+    bound: Option<SocketAddr>,
+    to: SocketAddr,
 ) -> Option<Chosen> {
     let (socket, fresh) = like(fd).ok()?;
     let nonblocking = socket.nonblocking.swap(false, Ordering::Relaxed);
@@ -275,7 +278,7 @@ unsafe fn give(
 ///
 /// As accept(2).
 unsafe fn accept_both(
-    (fd, listener): (RawFd, &Arc<Socket>),
+    (fd, twin): (RawFd, &Twin),
     from: *mut sockaddr,
     len: *mut socklen_t,
     flags: c_int,
@@ -288,21 +291,114 @@ unsafe fn accept_both(
         // SAFETY: room for an address.
         let accepted = system(unsafe { real::accept4(fd, at, &raw mut room, flags) })?;
         let peer = both::address_in(&storage, room);
-        let stands_for = peer.map_or(both::Accepted::Kernel, |at| both::accepted(listener, at));
+        let stands_for = peer.map_or(Ok(StandsFor::Kernel), |at| twin.what_stands(accepted, at));
         match stands_for {
-            both::Accepted::Kernel => {
+            Ok(StandsFor::Kernel) | Err(_) => {
                 if let Some(peer) = peer {
                     // SAFETY: passed on from the caller.
                     unsafe { write_address(peer, from, len) };
                 }
                 return Ok(accepted);
             }
-            both::Accepted::Gone => crate::sys::close(accepted),
-            both::Accepted::Sdp(socket) => {
+            Ok(StandsFor::Gone) => crate::sys::close(accepted),
+            Ok(StandsFor::Sdp(socket)) => {
                 crate::sys::close(accepted);
                 // SAFETY: passed on from the caller.
                 return unsafe { give(socket, from, len, flags) };
             }
+            Ok(StandsFor::Parents(given, names)) => {
+                crate::sys::close(accepted);
+                // SAFETY: passed on from the caller.
+                return unsafe { give_relayed(given, names, (from, len), flags) };
+            }
+        }
+    }
+}
+
+/// What listens for SDP next to a kernel's socket.
+enum Twin {
+    Own(Arc<Socket>),
+    /// It is the parent's.
+    Parents(Arc<Lost>),
+}
+
+/// What a connection stands for that the kernel has accepted.
+enum StandsFor {
+    /// Itself.
+    Kernel,
+    /// One of SDP that is gone.
+    Gone,
+    Sdp(Arc<Socket>),
+    /// One that the parent relays.
+    Parents(OwnedFd, Relayed),
+}
+
+impl Twin {
+    /// What a connection from an address stands for.
+    ///
+    /// # Errors
+    ///
+    /// The parent is gone, or has closed the socket.
+    fn what_stands(&self, accepted: RawFd, from: SocketAddr) -> Result<StandsFor, Errno> {
+        let lost = match self {
+            Self::Own(listener) => {
+                return Ok(match both::accepted(listener, from) {
+                    both::Accepted::Kernel => StandsFor::Kernel,
+                    both::Accepted::Gone => StandsFor::Gone,
+                    both::Accepted::Sdp(socket) => StandsFor::Sdp(socket),
+                });
+            }
+            Self::Parents(lost) => lost,
+        };
+        // Those that stand for others come from the address that they go to.
+        if kernel_name(accepted).is_none_or(|own| own.ip() != from.ip()) {
+            return Ok(StandsFor::Kernel);
+        }
+        Ok(match fork::accept(lost, Some(from))? {
+            fork::Accepted::Kernel => StandsFor::Kernel,
+            fork::Accepted::Nothing => StandsFor::Gone,
+            fork::Accepted::Relayed(given, names) => StandsFor::Parents(given, names),
+        })
+    }
+}
+
+/// Gives a connection to the program that the parent relays.
+///
+/// # Safety
+///
+/// As accept(2).
+unsafe fn give_relayed(
+    given: OwnedFd,
+    names: Relayed,
+    (from, len): (*mut sockaddr, *mut socklen_t),
+    flags: c_int,
+) -> Result<c_int, Errno> {
+    let fd = fork::adopt(given, names, flags)?;
+    if let Some(peer) = names.peer {
+        // SAFETY: passed on from the caller.
+        unsafe { write_address(peer, from, len) };
+    }
+    Ok(fd)
+}
+
+/// Accepts at a listening socket of the parent.
+///
+/// # Safety
+///
+/// As accept(2).
+unsafe fn accept_of_parent(
+    (fd, lost): (RawFd, &Lost),
+    from: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Result<c_int, Errno> {
+    loop {
+        match fork::accept(lost, None)? {
+            fork::Accepted::Relayed(given, names) => {
+                // SAFETY: passed on from the caller.
+                return unsafe { give_relayed(given, names, (from, len), flags) };
+            }
+            fork::Accepted::Nothing | fork::Accepted::Kernel => fork::wait_at(fd)?,
         }
     }
 }
@@ -326,9 +422,16 @@ unsafe fn accept_at(
                 unsafe { give(socket.accept()?, from, len, flags) }
             }));
         }
-        Entry::Candidate(candidate) => {
-            candidate.twin.lock().unwrap_or_else(|error| error.into_inner()).clone()?
+        Entry::Lost(lost) if lost.listens => {
+            return Some(serve::<IntMinusOne>(name, || {
+                // SAFETY: passed on from the caller.
+                unsafe { accept_of_parent((fd, &lost), from, len, flags) }
+            }));
         }
+        Entry::Candidate(candidate) => match candidate.own_twin() {
+            Some(own) => Twin::Own(own),
+            None => Twin::Parents(Arc::clone(candidate.parents_twin.get()?)),
+        },
         _ => return None,
     };
     // SAFETY: passed on from the caller.
@@ -375,7 +478,7 @@ unsafe extern "C-unwind" fn getsockname(
 ) -> c_int {
     match table::socket(fd) {
         Some(socket) => serve::<IntMinusOne>("getsockname", || {
-            let any = std::net::SocketAddr::from(([0; 4], 0));
+            let any = SocketAddr::from(([0; 4], 0));
             let local = socket.lock().local.unwrap_or(any);
             // SAFETY: the program passes room for an address.
             unsafe { write_address(local, to, len) };

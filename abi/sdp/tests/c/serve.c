@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,6 +105,34 @@ static void serve(int fd)
         serve_plain(fd);
 }
 
+/* Children that accept by themselves. They are ended when the clients have. */
+static void serve_by_children(int listener, pid_t clients)
+{
+    pid_t children[2];
+    int status;
+    if (is("prepoll"))
+        CHECK(fcntl(listener, F_SETFL, O_NONBLOCK) == 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK((children[i] = fork()) >= 0);
+        for (alarm(60); children[i] == 0;) {
+            struct pollfd ready = {.fd = listener, .events = POLLIN};
+            struct sockaddr_in peer;
+            socklen_t len = sizeof peer;
+            if (is("prepoll"))
+                CHECK(poll(&ready, 1, -1) == 1);
+            int fd = accept(listener, (struct sockaddr *)&peer, &len);
+            if (fd < 0 && errno == EAGAIN && is("prepoll"))
+                continue;
+            CHECK(fd >= 0 && peer.sin_addr.s_addr == htonl(INADDR_LOOPBACK));
+            serve(fd);
+            CHECK(close(fd) == 0);
+        }
+    }
+    CHECK(waitpid(clients, &status, 0) == clients && status == 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(kill(children[i], SIGKILL) == 0 && waitpid(children[i], NULL, 0) == children[i]);
+}
+
 static void server(int listener)
 {
     for (int i = 0; i < CLIENTS; i++) {
@@ -172,7 +201,10 @@ int main(int argc, char **argv)
     CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
     CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 5) == 0);
     CHECK(write(ready[1], "", 1) == 1);
-    server(listener);
+    if (is("prefork") || is("prepoll"))
+        serve_by_children(listener, child);
+    else
+        server(listener);
     CHECK(waitpid(child, &status, 0) < 0 || status == 0);
     printf("done\n");
     return 0;

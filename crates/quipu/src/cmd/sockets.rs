@@ -76,7 +76,8 @@ there is no such program.
 Environment variables:
   QUIPU_SOCKETS        never: the program uses the kernel's TCP only
   LIBSDP_CONFIG_FILE   with --sdp: the rules, if the option names no file
-  QUIPU_SDP_ZCOPY      with --sdp: bytes from which a send goes without a copy (65536); 0: none does
+  QUIPU_SDP_ZCOPY      with --sdp: bytes from which a send goes without a copy; 0: none does;
+                       unset: 65536, where that is faster
   QUIPU_SDP_PCAP       with --sdp: file for the messages, which tshark shows as SDP
   QUIPU_LIB_DIR        folder of Quipu's libraries, if not near the command";
 
