@@ -7,5 +7,6 @@ mod connect;
 mod events;
 mod faults;
 mod lookup;
+mod parameters;
 mod plain;
 mod states;

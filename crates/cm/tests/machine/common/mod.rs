@@ -366,3 +366,8 @@ impl Pair {
         self.now = end;
     }
 }
+
+/// What a program says with a request or its answer.
+pub fn param(data: &[u8]) -> Param {
+    Param { private_data: data.to_vec(), qpn: 5, ..Param::default() }
+}
