@@ -32,11 +32,18 @@
 //! * **Fork.** In a forked child the engine is inert: every function returns
 //!   [`EngineStatus::NoDevice`] until a context is opened anew in the child, and destructors of
 //!   inherited objects return success after freeing what is private to the child.
+
+mod handles;
+mod status;
+
 use core::mem::size_of;
 
 use libc::{c_char, c_int, pollfd};
 
 use crate::*;
+
+pub use handles::*;
+pub use status::EngineStatus;
 
 /// The exported name of [`EngineApiFn`].
 pub const ENGINE_API_SYMBOL: &str = "quipu_engine_api_v1";
@@ -53,121 +60,6 @@ pub const ENGINE_WR_FLUSH: u32 = 1 << 31 | IBV_WR_FLUSH;
 /// The type of the engine's one exported symbol. It never fails and starts nothing: threads,
 /// sockets and shared memory come with the first `open`.
 pub type EngineApiFn = unsafe extern "C" fn() -> *const EngineApi;
-
-/// What a call of the engine reports. The facade turns it into `errno` (in brackets).
-#[repr(i32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineStatus {
-    /// Done.
-    Ok = 0,
-    /// An argument, a combination, a state transition or a handle is not valid \[EINVAL\].
-    Invalid = 1,
-    /// No memory, or a limit of the device is reached \[ENOMEM\].
-    NoMemory = 2,
-    /// The device does not do this \[EOPNOTSUPP\].
-    NotSupported = 3,
-    /// Something else still uses the object \[EBUSY\].
-    Busy = 4,
-    /// No event is queued and the descriptor is non-blocking \[EAGAIN\].
-    WouldBlock = 5,
-    /// A signal arrived while waiting \[EINTR\].
-    Interrupted = 6,
-    /// The device is gone, or this is a forked child \[ENODEV\].
-    NoDevice = 7,
-    /// The operating system or the objects' domains forbid it \[EPERM\].
-    NotPermitted = 8,
-    /// Memory that was named cannot be accessed \[EFAULT\].
-    BadAddress = 9,
-    /// No descriptor is left \[EMFILE\].
-    NoDescriptor = 10,
-    /// The peer did not answer in time \[ETIMEDOUT\].
-    TimedOut = 11,
-    /// There is no way to the peer \[EHOSTUNREACH\].
-    Unreachable = 12,
-    /// The peer's adapter refused \[ECONNREFUSED\].
-    Refused = 13,
-    /// A work queue is full \[ENOMEM, as `ibv_post_send(3)` says\].
-    QueueFull = 14,
-    /// The engine failed; it has logged why \[EIO\].
-    Internal = 15,
-    /// There is no such entry \[ENOENT\].
-    NotFound = 16,
-    /// The address is taken or not of this host \[EADDRNOTAVAIL\].
-    AddressNotAvailable = 17,
-    /// The address or port is taken \[EADDRINUSE\].
-    AddressInUse = 18,
-    /// It is connected already \[EISCONN\].
-    Connected = 19,
-    /// It is not connected \[ENOTCONN\].
-    NotConnected = 20,
-    /// No event came for a while: the caller is to see whether its thread is cancelled, and to call
-    /// again \[ERESTART, which no program sees\].
-    WaitOn = 21,
-    /// The operating system denies the address or port \[EACCES\].
-    Denied = 22,
-    /// This host has no addresses of that family \[EAFNOSUPPORT\].
-    NoSuchFamily = 23,
-    /// It is no descriptor \[EBADF\].
-    BadDescriptor = 24,
-}
-
-impl EngineStatus {
-    /// The value as the table's functions return it.
-    pub const fn code(self) -> i32 {
-        self as i32
-    }
-}
-
-macro_rules! handles {
-    ($($(#[$doc:meta])* $name:ident($ty:ty),)*) => {
-        $(
-            $(#[$doc])*
-            #[repr(transparent)]
-            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-            pub struct $name(pub $ty);
-            impl $name {
-                /// Stands for "none" where a handle is optional.
-                pub const NONE: Self = Self(0);
-            }
-        )*
-    };
-}
-
-handles! {
-    /// An opened device.
-    ContextHandle(u64),
-    /// A protection domain.
-    PdHandle(u64),
-    /// A memory region.
-    MrHandle(u64),
-    /// A memory window.
-    MwHandle(u64),
-    /// A completion channel.
-    ChannelHandle(u64),
-    /// A completion queue.
-    CqHandle(u64),
-    /// A shared receive queue.
-    SrqHandle(u64),
-    /// A queue pair.
-    QpHandle(u64),
-    /// An address handle. 32 bits, since it travels in `ibv_ah.handle`, where the engine finds it
-    /// when a datagram is posted (`wr.ud.ah->handle`).
-    AhHandle(u32),
-    /// An XRC domain, as one call of `open_xrcd` opened it.
-    XrcdHandle(u64),
-    /// A flow rule.
-    FlowHandle(u64),
-    /// A receive work queue.
-    WqHandle(u64),
-    /// An indirection table of receive work queues.
-    TableHandle(u64),
-    /// Counters of flow rules. It travels in [`EngineCounters`].
-    CountersHandle(u64),
-    /// An event channel of connection management.
-    CmChannelHandle(u64),
-    /// An identifier of connection management.
-    CmIdHandle(u64),
-}
 
 /// A device before it is opened.
 #[repr(C)]
@@ -596,10 +488,10 @@ pub struct EngineApi {
         unsafe extern "C" fn(context: ContextHandle, low: u32, out: *mut EngineFoundMr) -> i32,
 
     // --- plans of faults -----------------------------------------------------------------------
-    /// Tells a plan of faults, if there is one, of a call that needs nothing of the engine: one of
     /// Fills in one row of the GID table of `quipu0`, also where no device is open; an index beyond the
     /// table is Invalid.
     pub list_gid: unsafe extern "C" fn(index: u32, out: *mut ibv_gid_entry) -> i32,
+    /// Tells a plan of faults, if there is one, of a call that needs nothing of the engine: one of
     /// [`EngineCall`]. The status is what the call is to fail with.
     pub note_call: unsafe extern "C" fn(call: u32) -> i32,
 
