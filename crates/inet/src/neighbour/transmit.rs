@@ -5,7 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use quipu_wire::ndp::{self, Station};
 use quipu_wire::{arp, ethernet, icmpv6, ipv6};
 
-use super::{ALL_ROUTERS, MAX_ROUTER_SOLICITATIONS, NEVER, Neighbours, ROUTER_SOLICITATION_INTERVAL};
+use super::{
+    ALL_ROUTERS, MAX_ROUTER_SOLICITATIONS, NEVER, Neighbours, ROUTER_SOLICITATION_INTERVAL,
+};
 
 /// Frames that wait to be taken.
 const MAX_WAITING: usize = 256;
