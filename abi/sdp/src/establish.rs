@@ -292,7 +292,7 @@ impl Socket {
     /// Completions of the new connection are told to the helper, where the program watches it.
     fn watch_link(&self, state: &State) -> Result<(), Errno> {
         match &state.link {
-            Some(link) if state.ready.is_watched() || state.closed => {
+            Some(link) if state.ready.was_watched() || state.closed => {
                 helper::serve(link.queue.fd, self.number)
             }
             _ => Ok(()),

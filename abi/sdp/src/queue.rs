@@ -18,7 +18,7 @@ use crate::sys::errno_of;
 pub(crate) const BUFFERS: u16 = 64;
 pub(crate) const BUFFER_SIZE: u32 = 32 << 10;
 /// Send buffers. Small messages need none.
-pub(crate) const SEND_BUFFERS: u16 = 16;
+pub(crate) const SEND_BUFFERS: u16 = 48;
 /// Send requests that may be under way.
 pub(crate) const SENDS: u32 = 128;
 /// Bytes of a message that are copied when it is posted.

@@ -28,6 +28,10 @@ pub(crate) struct Ready {
     /// The program's end, by a descriptor of this library's.
     theirs: Option<OwnedFd>,
     shown: Readiness,
+    /// Readiness is shown all the time: by epoll, or to other processes.
+    pub(crate) always: bool,
+    /// Threads that are in poll or select for it.
+    pub(crate) pollers: u32,
     /// Every arrival is shown anew: somebody waits for edges.
     pub(crate) edges: bool,
 }
@@ -50,7 +54,10 @@ impl Ready {
             unsafe { real::fcntl(theirs, libc::F_SETFL, libc::O_NONBLOCK as _) };
         }
         let shown = Readiness { writable: true, ..Readiness::default() };
-        Ok((Self { ours: Some(ours), theirs: None, shown, edges: false }, theirs))
+        Ok((
+            Self { ours: Some(ours), theirs: None, shown, always: false, pollers: 0, edges: false },
+            theirs,
+        ))
     }
 
     /// From now on readiness is shown at the program's descriptor `fd`.
@@ -76,7 +83,13 @@ impl Ready {
         Ok(())
     }
 
+    /// Whether somebody waits for readiness now, or may wait without a call of this library.
     pub(crate) fn is_watched(&self) -> bool {
+        self.theirs.is_some() && (self.always || self.pollers > 0)
+    }
+
+    /// Whether somebody has ever waited for readiness.
+    pub(crate) fn was_watched(&self) -> bool {
         self.theirs.is_some()
     }
 

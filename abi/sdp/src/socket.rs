@@ -181,12 +181,36 @@ impl Socket {
         state
     }
 
-    /// The program waits for this socket by poll, select or epoll at its descriptor `fd`.
+    /// From now on readiness is shown at the descriptor `fd` of the program: for epoll, or other processes.
     pub(crate) fn watch(self: &Arc<Self>, fd: RawFd, edges: bool) -> Result<(), Errno> {
+        self.begin_watch(fd, |ready| {
+            ready.always = true;
+            ready.edges |= edges;
+        })
+    }
+
+    /// A thread is about to wait at the descriptor `fd` by poll or select. Only until
+    /// [`end_poll`](Self::end_poll) readiness is shown: other calls do without the system calls for that, and
+    /// no completion wakes the helper.
+    pub(crate) fn begin_poll(self: &Arc<Self>, fd: RawFd) -> Result<(), Errno> {
+        self.begin_watch(fd, |ready| ready.pollers += 1)
+    }
+
+    /// That thread waits no more.
+    pub(crate) fn end_poll(&self) {
+        let ready = &mut self.lock().ready;
+        ready.pollers = ready.pollers.saturating_sub(1);
+    }
+
+    fn begin_watch(
+        self: &Arc<Self>,
+        fd: RawFd,
+        note: impl FnOnce(&mut Ready),
+    ) -> Result<(), Errno> {
         let mut state = self.lock();
-        let is_new = !state.ready.is_watched();
+        let is_new = !state.ready.was_watched();
         state.ready.watch(fd)?;
-        state.ready.edges |= edges;
+        note(&mut state.ready);
         if is_new && let Some(link) = &state.link {
             helper::serve(link.queue.fd, self.number)?;
         }

@@ -139,7 +139,7 @@ impl State {
     /// waits by poll, select or epoll, too. Otherwise each completion would wake both.
     fn unattend(&mut self) {
         if std::mem::take(&mut self.attended)
-            && !self.ready.is_watched()
+            && !self.ready.was_watched()
             && let Some(link) = &self.link
         {
             helper::leave(link.queue.fd);

@@ -1,23 +1,72 @@
 //! poll, select and epoll: the kernel waits; this library only sees to it that the descriptors of its
 //! sockets show what they are ready for.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use quipu_cabi::Void;
+use quipu_cabi::{Errno, Void};
 
 use super::many::claim;
 use super::process::serve;
 use crate::real;
+use crate::socket::Socket;
 use crate::table::{self, Entry};
 
-/// The program is about to wait at a descriptor.
+thread_local! {
+    /// Sockets at which this thread waits by poll or select. They are not on its stack, since it may be
+    /// cancelled while it waits: then they are shown for good.
+    static POLLED: RefCell<Vec<Arc<Socket>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The program waits at a descriptor by epoll from now on.
 fn watch(fd: RawFd, edges: bool) {
     claim(fd);
     if let Some(socket) = table::socket(fd) {
         // Without a descriptor left, nothing shows what the socket is ready for.
-        serve::<Void>("poll", || socket.watch(fd, edges));
+        serve::<Void>("epoll_ctl", || socket.watch(fd, edges));
     }
+}
+
+/// The program is about to wait at a descriptor by poll or select.
+fn begin_poll(fd: RawFd) {
+    claim(fd);
+    let Some(socket) = table::socket(fd) else { return };
+    serve::<Void>("poll", || {
+        POLLED.with(|polled| match polled.try_borrow_mut() {
+            Ok(mut polled) => {
+                socket.begin_poll(fd)?;
+                polled.push(socket);
+                Ok(())
+            }
+            // A signal handler polls in the middle of this.
+            Err(_) => socket.watch(fd, false),
+        })
+    });
+}
+
+/// How many sockets this thread polls already, by a call that a signal handler has interrupted.
+fn polled() -> usize {
+    POLLED.with(|polled| polled.try_borrow().map_or(0, |polled| polled.len()))
+}
+
+/// The wait is over at all sockets but so many. `errno` stays.
+fn end_polls(before: usize) {
+    if polled() <= before {
+        return;
+    }
+    let errno = Errno::last();
+    let ended = POLLED.with(|polled| match polled.try_borrow_mut() {
+        Ok(mut polled) => {
+            let before = before.min(polled.len());
+            polled.split_off(before)
+        }
+        Err(_) => Vec::new(),
+    });
+    ended.iter().for_each(|socket| socket.end_poll());
+    drop(ended);
+    errno.set();
 }
 
 /// # Safety
@@ -27,7 +76,7 @@ unsafe fn watch_list(list: *const pollfd, count: nfds_t) {
     let count = if list.is_null() { 0 } else { count as usize };
     for index in 0..count {
         // SAFETY: passed on from the caller.
-        watch(unsafe { (*list.add(index)).fd }, false);
+        begin_poll(unsafe { (*list.add(index)).fd });
     }
 }
 
@@ -40,8 +89,11 @@ macro_rules! poll_like {
         ) -> c_int {
             // SAFETY: the program passes a list of that length.
             unsafe {
+                let before = polled();
                 watch_list($list, $count);
-                real::$real($list, $count $(, $arg)*)
+                let ready = real::$real($list, $count $(, $arg)*);
+                end_polls(before);
+                ready
             }
         }
     )*};
@@ -66,7 +118,7 @@ unsafe fn watch_sets(count: c_int, sets: [*const fd_set; 3]) {
             fd < count && !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) }
         };
         if sets.iter().any(is_in) {
-            watch(fd, false);
+            begin_poll(fd);
         }
     }
 }
@@ -80,8 +132,11 @@ macro_rules! select_like {
         ) -> c_int {
             // SAFETY: the program passes sets of that size, or null.
             unsafe {
+                let before = polled();
                 watch_sets(count, [read, write, except]);
-                real::$real(count, read, write, except $(, $arg)*)
+                let ready = real::$real(count, read, write, except $(, $arg)*);
+                end_polls(before);
+                ready
             }
         }
     )*};
