@@ -77,6 +77,22 @@ impl State {
         }
     }
 
+    /// Cuts the segments of a receive where their regions end, and drops those after the first cut. Programs
+    /// of VIA hardware, which checks memory when data come, post receives that are longer than their memory.
+    pub(crate) fn clip(&self, segments: &mut [Segment]) {
+        let mut is_cut = false;
+        for segment in segments {
+            let region = self.regions.get(&segment.handle);
+            if is_cut {
+                segment.len = 0;
+            } else if let Some(region) = region.filter(|region| region.holds(segment.addr, 1)) {
+                let room = region.len - (segment.addr - region.addr);
+                is_cut = u64::from(segment.len) > room;
+                segment.len = u64::from(segment.len).min(room) as u32;
+            }
+        }
+    }
+
     /// Checks a local segment for a VI of this tag, and gives it the key under which the adapter of that VI
     /// knows the memory.
     pub(crate) fn resolve(

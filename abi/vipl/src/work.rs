@@ -51,6 +51,9 @@ fn read(nic: &Nic, state: &mut State, id: Id, side: Side, at: u64, memory: u32) 
         Side::Receive => rules.receive(control, &segments),
     });
     if let Ok(asked) = &mut request {
+        if side == Side::Receive && !nic.strict {
+            state.clip(&mut asked.local);
+        }
         let checked =
             asked.local.iter_mut().try_for_each(|segment| state.resolve(nic, tag, segment));
         if let Err(status) = checked {

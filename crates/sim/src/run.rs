@@ -36,7 +36,9 @@ pub fn run(seed: u64, options: &Options) -> Report {
             load.tally
         }
         Service::Am => {
-            let mut load = messages::Programs::new(plan, rng);
+            // A draw of its own, so that the others keep what they were.
+            let over_datagrams = Rng::new(seed, 11).percent(40);
+            let mut load = messages::Programs::new(plan, rng, over_datagrams);
             guard(&mut world, |world| messages::go(world, &mut load));
             load.tally
         }

@@ -142,6 +142,7 @@ fn active_messages_end_once() {
     assert!(sum(|report| report.counters.killed) > 30, "too few deaths");
     assert!(sum(|report| report.counters.lost) > 100, "too few losses");
     assert!(sum(|report| report.counters.links) > 50, "too few same-host links");
+    assert!(sum(|report| report.counters.datagrams) > 10_000, "too few datagrams");
     // The reply to a connection request was damaged, so that its rest never came.
     assert_eq!(run(81_950, &options).failure, None);
 }

@@ -120,6 +120,29 @@ static void malformed(int level)
 	part();
 }
 
+/* A receive that is longer than its memory takes messages that fit. */
+static void beyond_the_region(int level)
+{
+	VIP_DESCRIPTOR *receive;
+	join(level);
+	for (int n = 0; n < 2; n++) {
+		receive = local_segment(&b, n, b.memory + MEMORY - 8, 4096);
+		receive->CS.SegCount = 2;
+		receive->DS[1].Local.Data.Address = data(&b, 0);
+		receive->DS[1].Local.Handle = b.handle;
+		receive->DS[1].Local.Length = 8;
+		post_receive(&b, receive);
+	}
+	memcpy(data(&a, 0), "12345678", 8);
+	post_send(&a, local_segment(&a, 0, data(&a, 0), 8));
+	sent(&a, VIP_SUCCESS);
+	CHECK(received(&b, VIP_SUCCESS)->CS.Length == 8);
+	CHECK(memcmp(b.memory + MEMORY - 8, "12345678", 8) == 0);
+	post_send(&a, local_segment(&a, 0, data(&a, 0), 12));
+	CHECK(received(&b, VIP_DESCRIPTOR_ERROR)->CS.Status & VIP_STATUS_LENGTH_ERROR);
+	part();
+}
+
 /* A VI without a tag uses memory of every tag, locally; so programs do that give tags to memory only. */
 static void without_tag(void)
 {
@@ -256,6 +279,8 @@ int main(void)
 		if (!breaks) {
 			malformed(levels[n]);
 			too_long(levels[n]);
+			if (levels[n] != VIP_SERVICE_UNRELIABLE)
+				beyond_the_region(levels[n]);
 		}
 	}
 	without_tag();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use quipu_am::datagram::DatagramFabric;
 use quipu_am::{ConnId, Fabric, Hello, Local, Name, Remote, Status, Welcome};
 use quipu_nic::mem::Segment;
 use quipu_nic::{Key, Sge};
@@ -61,6 +62,106 @@ impl Memory {
     /// A part, as the engine names it.
     pub(super) fn local(&self, at: usize, len: usize) -> Local {
         Local { addr: self.addr + at as u64, len: len as u64, key: self.key }
+    }
+}
+
+/// What a process sends messages with: a queue pair for each connection, or datagrams.
+#[derive(Debug)]
+pub(super) enum SimFabric {
+    Posts(Posts),
+    Datagrams(Box<DatagramFabric<Memory>>),
+}
+
+impl SimFabric {
+    pub(super) fn memory(&self) -> &Memory {
+        match self {
+            Self::Posts(posts) => &posts.memory,
+            Self::Datagrams(reliable) => reliable.memory(),
+        }
+    }
+
+    /// The oldest post that is not carried out yet.
+    pub(super) fn next_post(&mut self) -> Option<Post> {
+        match self {
+            Self::Posts(posts) => posts.list.pop_front(),
+            Self::Datagrams(_) => None,
+        }
+    }
+
+    /// Receive slots that exist, or hold a message.
+    pub(super) fn slots(&self) -> u32 {
+        match self {
+            Self::Posts(posts) => posts.provided,
+            Self::Datagrams(reliable) => reliable.in_use().0 as u32,
+        }
+    }
+}
+
+/// Calls either fabric.
+macro_rules! either {
+    ($self:ident, $call:ident $arguments:tt) => {
+        match $self {
+            Self::Posts(posts) => posts.$call $arguments,
+            Self::Datagrams(reliable) => reliable.$call $arguments,
+        }
+    };
+}
+
+impl Fabric for SimFabric {
+    fn connect(&mut self, conn: ConnId, to: &Name, hello: &Hello) {
+        either!(self, connect(conn, to, hello));
+    }
+
+    fn accept(&mut self, incoming: u64, conn: ConnId, welcome: &Welcome) -> bool {
+        either!(self, accept(incoming, conn, welcome))
+    }
+
+    fn reject(&mut self, incoming: u64, why: Status) {
+        either!(self, reject(incoming, why));
+    }
+
+    fn close(&mut self, conn: ConnId) {
+        either!(self, close(conn));
+    }
+
+    fn send(&mut self, conn: ConnId, bytes: &[u8], notify: Option<u64>) -> bool {
+        either!(self, send(conn, bytes, notify))
+    }
+
+    fn send_buffer(&mut self, conn: ConnId, buffer: u32, len: usize, notify: u64) -> bool {
+        either!(self, send_buffer(conn, buffer, len, notify))
+    }
+
+    fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool {
+        either!(self, write(conn, from, to, notify))
+    }
+
+    fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
+        either!(self, read(conn, into, from, notify))
+    }
+
+    fn probe(&mut self, conn: ConnId, notify: u64) -> bool {
+        either!(self, probe(conn, notify))
+    }
+
+    fn inline_limit(&self) -> usize {
+        either!(self, inline_limit())
+    }
+
+    fn store(&mut self, buffer: u32, at: usize, bytes: &[u8]) {
+        either!(self, store(buffer, at, bytes));
+    }
+
+    fn load(&self, slot: u32, at: usize, out: &mut [u8]) {
+        either!(self, load(slot, at, out));
+    }
+
+    fn repost(&mut self, slots: &[u32]) {
+        either!(self, repost(slots));
+    }
+
+    fn provide(&mut self, slots: u32) -> bool {
+        slots <= MOST_SLOTS && either!(self, provide(slots))
     }
 }
 

@@ -6,6 +6,7 @@
 //! of a bundle or an endpoint do not overlap. Payloads are right. The receive slots are bounded. Requests
 //! and replies end whatever has happened, also with one credit.
 
+mod datagrams;
 mod fabric;
 mod network;
 mod oracle;
@@ -26,7 +27,8 @@ use crate::plan::{Plan, UNFINISHED_NS};
 use crate::rng::Rng;
 use crate::services::Tally;
 use crate::world::{LoadEvent, World, WorldEvent};
-use fabric::{MAX_MEDIUM, MEMORY, MOST_SLOTS, Memory, Posts, SEGMENT, SEGMENT_LEN};
+use datagrams::{DATAGRAM_MEMORY, Ud};
+use fabric::{MAX_MEDIUM, MOST_SLOTS, Memory, SEGMENT, SEGMENT_LEN, SimFabric};
 use network::{Asked, Letter, Link};
 use oracle::Request;
 
@@ -41,13 +43,14 @@ const LONGEST_HANDLER_NS: u64 = 3_000_000;
 /// A process.
 struct Node {
     host: usize,
-    core: Core<Posts, u16>,
+    core: Core<SimFabric, u16>,
     bundle: BundleId,
     endpoint: EndpointId,
     pd: PdId,
     cq: CqId,
     srq: SrqId,
     links: Vec<Link>,
+    ud: Option<Ud>,
     /// Requests that are still to be sent, and the number of the next.
     left: u32,
     next: i32,
@@ -79,6 +82,8 @@ pub struct Programs {
     mode: Mode,
     /// The engines give a message that may run out with its event.
     at_once: bool,
+    /// Messages go over datagrams.
+    over_datagrams: bool,
     nodes: Vec<Node>,
     letters: Vec<Letter>,
     asked: Vec<Asked>,
@@ -119,10 +124,12 @@ pub fn go(world: &mut World, load: &mut Programs) {
 
 impl Programs {
     /// The programs of a plan.
-    pub fn new(plan: Plan, mut rng: Rng) -> Self {
+    pub fn new(plan: Plan, mut rng: Rng, over_datagrams: bool) -> Self {
         let profile = &plan.profile;
         let faults = profile.loss_ppm + profile.duplicate_ppm + profile.corrupt_ppm;
-        let disturbed = plan.mishaps > 0 || plan.partition_percent > 0 || faults > 0;
+        // Datagrams that are lost are sent again, and damaged ones are lost.
+        let breaks = faults > 0 && !over_datagrams;
+        let disturbed = plan.mishaps > 0 || plan.partition_percent > 0 || breaks;
         let mode = rng.pick(&[Mode::Sequential, Mode::Parallel]);
         let at_once = rng.percent(50);
         let (nodes, letters, asked) = (Vec::new(), Vec::new(), Vec::new());
@@ -132,6 +139,7 @@ impl Programs {
             rng,
             mode,
             at_once,
+            over_datagrams,
             nodes,
             letters,
             asked,
@@ -178,7 +186,12 @@ impl Programs {
             style.link_blocks += 16;
             let host = world.add_host(machine, 4000 + index as u16, host_config, style);
             match self.make_node(world, host, &config) {
-                Ok(node) => self.nodes.push(node),
+                Ok(node) => {
+                    self.nodes.push(node);
+                    if self.over_datagrams {
+                        self.make_datagrams(world, index);
+                    }
+                }
                 Err(what) => return world.violate(|| format!("host {host}: {what}")),
             }
         }
@@ -203,7 +216,7 @@ impl Programs {
         let pd = adapter.alloc_pd().map_err(text)?;
         let (cq, _) = adapter.create_cq(4096, None, 0).map_err(text)?;
         let srq = adapter.create_srq(pd, MOST_SLOTS, 1, 0).map_err(text)?;
-        let (segment, addr) = (Segment::heap(MEMORY), 0x1000_0000);
+        let (segment, addr) = (Segment::heap(DATAGRAM_MEMORY), 0x1000_0000);
         let access = Access::REMOTE | Access::LOCAL_WRITE;
         let region = adapter.reg_segment(pd, &segment, Some(addr), access).map_err(text)?;
         let space = &world.hosts[host].space;
@@ -211,10 +224,11 @@ impl Programs {
         let memory = Memory { segment, addr, key: region.key.0 };
         oracle::fill(&memory, host);
         let own = Remote { addr: addr + SEGMENT as u64, len: SEGMENT_LEN as u64, key: memory.key };
-        let posts = Posts { list: VecDeque::new(), memory, provided: 0 };
-        let incarnation = 1 + host as u64;
+        let fabric = datagrams::fabric(memory, self.over_datagrams, 1 + host as u64);
+        // The lowest byte is the index of the UD queue pair.
+        let incarnation = (1 + host as u64) << 8;
         let call = |error: CallError| error.to_string();
-        let mut core = Core::new(posts, config.clone(), address, incarnation).map_err(call)?;
+        let mut core = Core::new(fabric, config.clone(), address, incarnation).map_err(call)?;
         let bundle = core.create_bundle(self.mode);
         let endpoint = core.create_endpoint(bundle).map_err(call)?;
         core.set_tag(endpoint, TAG).map_err(call)?;
@@ -234,6 +248,7 @@ impl Programs {
             cq,
             srq,
             links,
+            ud: None,
             left,
             next,
             given,
@@ -443,7 +458,7 @@ impl Programs {
             }
             self.carry_out(world, n);
             let (links, provided) =
-                (self.nodes[n].links.len(), self.nodes[n].core.fabric().provided);
+                (self.nodes[n].links.len(), self.nodes[n].core.fabric().slots());
             if links > 0 || provided > MOST_SLOTS {
                 world.violate(|| {
                     format!("process {n}: {links} connections and {provided} slots left")

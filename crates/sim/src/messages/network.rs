@@ -13,7 +13,7 @@ use super::fabric::{MOST_SLOTS, Post, SLOT};
 use crate::world::{LoadEvent, World, WorldEvent};
 
 /// Marks the number of a receive.
-const RECEIVE: u64 = 1 << 63;
+pub(super) const RECEIVE: u64 = 1 << 63;
 /// Requests that a send queue takes.
 const DEPTH: u32 = 256;
 /// The longest that a message of the connection manager takes.
@@ -57,7 +57,7 @@ impl Programs {
 
     /// Carries out everything that an engine has posted.
     pub(super) fn carry_out(&mut self, world: &mut World, n: usize) {
-        while let Some(post) = self.nodes[n].core.fabric_mut().list.pop_front() {
+        while let Some(post) = self.nodes[n].core.fabric_mut().next_post() {
             match post {
                 Post::Connect { conn, to, hello } => {
                     if let Some(num) = self.make_queue_pair(world, n, conn) {
@@ -76,13 +76,14 @@ impl Programs {
                 post => self.post_send(world, n, post),
             }
         }
+        self.send_datagrams(world, n);
         world.serve(self.nodes[n].host);
     }
 
     fn post_receive(&mut self, world: &mut World, n: usize, slot: u32) {
         let node = &self.nodes[n];
         let (host, srq, now) = (node.host, node.srq, world.time());
-        let sge = node.core.fabric().memory.sge(slot as usize * SLOT, SLOT);
+        let sge = node.core.fabric().memory().sge(slot as usize * SLOT, SLOT);
         let posted =
             world.hosts[host].adapter.post_srq_recv(now, srq, RECEIVE | u64::from(slot), &[sge]);
         if let Err(fault) = posted {
@@ -91,7 +92,7 @@ impl Programs {
     }
 
     fn post_send(&mut self, world: &mut World, n: usize, post: Post) {
-        let memory = &self.nodes[n].core.fabric().memory;
+        let memory = &self.nodes[n].core.fabric().memory();
         let in_buffer = |buffer: u32, len| memory.sge((MOST_SLOTS + buffer) as usize * SLOT, len);
         let part = |local: quipu_am::Local| {
             memory.sge((local.addr - memory.addr) as usize, local.len as usize)
@@ -293,7 +294,7 @@ impl Programs {
     }
 
     /// An engine takes in what has happened.
-    fn event(&mut self, world: &mut World, n: usize, event: Event) {
+    pub(super) fn event(&mut self, world: &mut World, n: usize, event: Event) {
         if world.hosts[self.nodes[n].host].alive {
             let node = &mut self.nodes[n];
             if self.at_once {
@@ -321,6 +322,7 @@ impl Programs {
                 break;
             }
         }
+        self.take_datagram_events(world, n);
         let failed = |link: &&Link| {
             let info = world.hosts[host].adapter.query_qp(link.qp);
             link.is_up && info.is_ok_and(|info| info.attr.state == QpState::Err)
@@ -338,6 +340,9 @@ impl Programs {
     fn completion(&mut self, world: &mut World, n: usize, done: &Completion) {
         self.tally.completions += 1;
         world.trace.note(&[70, n as u64, done.wr_id, done.status as u64]);
+        if self.nodes[n].ud.is_some() {
+            return self.datagram_done(world, n, done);
+        }
         let link = self.nodes[n].links.iter().find(|link| link.num == done.qp_num);
         let conn = link.map(|link| link.conn);
         let is_receive = done.wr_id & RECEIVE != 0;

@@ -1,7 +1,8 @@
 //! What programs send, what their handlers do, and what must come of it.
 
 use quipu_am::{
-    Arg, Body, Delivery, DeliveryKind, Local, Mode, Operation, Outgoing, Payload, Replied, Status,
+    Arg, Body, Delivery, DeliveryKind, Fabric, Local, Mode, Operation, Outgoing, Payload, Replied,
+    Status,
 };
 
 use super::fabric::{MAX_MEDIUM, Memory, SEGMENT, SOURCES};
@@ -110,7 +111,7 @@ impl Programs {
         let extra = self.rng.below(5);
         args.extend((0..extra).map(|arg| arg as Arg));
         let mut request = Request { to, silent: answer == 0, ..Request::default() };
-        let memory = &self.nodes[n].core.fabric().memory;
+        let memory = &self.nodes[n].core.fabric().memory();
         let body = match self.rng.below(8) {
             // A message to the endpoint itself has no segment of its own.
             0 if !busy && to != n => {
@@ -211,7 +212,7 @@ impl Programs {
             0 => return None,
             2 => Bytes::Medium(bytes_of(args[0], args[1], PIECE)),
             3 if !own => {
-                let from = self.nodes[n].core.fabric().memory.local(REPLY_SOURCE, PIECE);
+                let from = self.nodes[n].core.fabric().memory().local(REPLY_SOURCE, PIECE);
                 Bytes::Bulk { from, offset: (ANSWERED + n * PIECE) as u64 }
             }
             _ => Bytes::None,
@@ -280,13 +281,14 @@ impl Programs {
     }
 
     fn check_payload(&self, n: usize, delivery: &Delivery<u16>) -> Result<(), String> {
-        let memory = &self.nodes[n].core.fabric().memory;
+        let memory = &self.nodes[n].core.fabric().memory();
         let args = delivery.args();
         let (bytes, expected) = match (&delivery.payload, delivery.kind()) {
             (_, DeliveryKind::Returned { .. }) | (Payload::None, _) => return Ok(()),
             (Payload::Slot { slot, at, len }, _) => {
-                let at = *slot as usize * super::fabric::SLOT + *at as usize;
-                (memory.read(at, *len as usize), bytes_of(args[0], args[1], *len as usize))
+                let mut bytes = vec![0; *len as usize];
+                self.nodes[n].core.fabric().load(*slot, *at as usize, &mut bytes);
+                (bytes, bytes_of(args[0], args[1], *len as usize))
             }
             (Payload::Copy(bytes), _) => (bytes.to_vec(), bytes_of(args[0], args[1], bytes.len())),
             (Payload::Segment(part), kind) => {
