@@ -138,11 +138,14 @@ impl Held<'_> {
         port.load(now_ns, || at.next().map_or(0, |at| self.file.get(at)));
     }
 
-    /// Writes it.
+    /// Writes it: words that are the same stay in the caches of the other processes' processors, and the lock
+    /// is held for a shorter time.
     pub(super) fn save(&self, port: &Port) {
         let mut at = STATE_AT..STATE_AT + STATE_WORDS;
         port.save(|word| {
-            if let Some(at) = at.next() {
+            if let Some(at) = at.next()
+                && self.file.get(at) != word
+            {
                 self.file.set(at, word);
             }
         });
