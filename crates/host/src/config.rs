@@ -1,11 +1,8 @@
 //! How an engine is set up. One struct; the environment is read here and nowhere else.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use quipu_nic::qos::parse_rate;
 use quipu_nic::{Crc, LinkLayer, WriteOrder};
 use quipu_strict::Ignored;
 

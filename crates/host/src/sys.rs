@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
@@ -221,17 +221,18 @@ pub(crate) fn at_first_that_works<T>(
 /// Binds a socket to an address.
 pub(crate) fn bind(fd: &OwnedFd, address: SocketAddr) -> io::Result<()> {
     let raw = RawAddr::new(address);
-    // SAFETY: the pointer and the length describe `raw.storage`, which outlives the call.
-    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.len) })?;
+    let (at, len) = raw.as_parts();
+    // SAFETY: the pointer and the length describe `raw`, which outlives the call.
+    check(unsafe { libc::bind(fd.as_raw_fd(), at, len) })?;
     Ok(())
 }
 
 /// Starts a connection; `Ok(false)` while it is under way.
 pub(crate) fn connect(fd: &OwnedFd, address: SocketAddr) -> io::Result<bool> {
     let raw = RawAddr::new(address);
-    // SAFETY: the pointer and the length describe `raw.storage`, which outlives the call.
-    let result =
-        check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const raw.storage).cast(), raw.len) });
+    let (at, len) = raw.as_parts();
+    // SAFETY: the pointer and the length describe `raw`, which outlives the call.
+    let result = check(unsafe { libc::connect(fd.as_raw_fd(), at, len) });
     match result {
         Ok(_) => Ok(true),
         Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(false),

@@ -8,13 +8,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use libc::{c_int, c_void};
+use libc::c_void;
 use quipu_nic::{Arrival, Departure, GID_ROWS, MAX_DATAGRAM};
 
 use crate::buffer::Buffer;
 use crate::own::OwnAddresses;
-use control::{CONTROL, Control, has_control, read_control, write_control};
 use crate::sys::{RawAddr, canonical, receive_messages, send_messages, send_to};
+use control::{CONTROL, Control, has_control, read_control, write_control};
 
 /// Messages of one call, and datagrams of one that sends.
 pub(super) const BATCH: usize = 32;

@@ -44,7 +44,12 @@ impl Links {
     }
 
     /// The same, by `take`.
-    pub(super) fn accept_by(&mut self, now: Time, index: u32, take: impl Fn(&OwnedFd) -> io::Result<OwnedFd>) {
+    pub(super) fn accept_by(
+        &mut self,
+        now: Time,
+        index: u32,
+        take: impl Fn(&OwnedFd) -> io::Result<OwnedFd>,
+    ) {
         for _ in 0..SETUP_MAX {
             let (Some(Some(listener)), Some(acceptor)) =
                 (self.listeners.get(index as usize), self.acceptor.as_mut())

@@ -39,7 +39,7 @@ use self::handshake::{BELL, CARRIED, EngineName, Message};
 use self::peer_memory::ProcessMemory;
 use crate::accounts;
 use crate::handle_map::HandleMap;
-use crate::net::listener::{Accepted, Acceptor, Resting};
+use crate::net::listener::{Acceptor, Resting};
 use crate::net::table::Table;
 use crate::net::token::{Slot, Token};
 use crate::own::OwnAddresses;

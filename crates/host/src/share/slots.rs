@@ -7,12 +7,10 @@ use std::net::SocketAddr;
 
 use quipu_mem::ring::{ByteConsumer, ByteProducer, INLINE_MAX, RingError};
 use quipu_mem::ring::{SlotConsumer, SlotHeader, SlotProducer};
-use quipu_nic::{
-    Completion, Key, Payload, QpState, SendFlags, Sge, TcpChange, WcExtra, WcOpcode, WcStatus,
-};
+use quipu_nic::{Key, Payload, SendFlags, Sge};
 
-pub(super) use news::{MAX_RECEIVED, MAX_SENT, News, Teller, hear, state, tell};
 use super::words::{Reader, address_words};
+pub(super) use news::{News, Teller, hear, state};
 
 /// The most pieces of memory of a request.
 pub(super) const MAX_SGE: usize = 64;
