@@ -42,6 +42,22 @@ pub(crate) fn all() -> Vec<Arc<Socket>> {
     sockets().values().cloned().collect()
 }
 
+/// Sockets by their numbers, locked while the process forks: a child has no thread that may hold the lock.
+pub(crate) struct Held(MutexGuard<'static, HashMap<u64, Arc<Socket>>>);
+
+/// Keeps sockets from coming and going.
+pub(crate) fn hold() -> Held {
+    Held(sockets())
+}
+
+impl Held {
+    /// In a child of fork(2): the sockets are the parent's. They are never touched, since threads that the
+    /// child does not have may hold their locks.
+    pub(crate) fn forget(mut self) {
+        std::mem::forget(std::mem::take(&mut *self.0));
+    }
+}
+
 impl Socket {
     /// The identifier of the socket, which is made now if there is none.
     fn identifier(self: &Arc<Self>, state: &mut State) -> Result<(IdKey, &'static Adapter), Errno> {

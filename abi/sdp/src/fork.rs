@@ -10,7 +10,7 @@ use std::sync::{Arc, MutexGuard};
 use libc::c_int;
 use quipu_cabi::Errno;
 
-use crate::establish::{all, find, unpark};
+use crate::establish::{Held, all, find, hold, unpark};
 use crate::relay::{self, Relayed, relaying};
 use crate::socket::{Phase, Socket};
 use crate::table::{self, Entry};
@@ -41,8 +41,9 @@ pub(crate) struct Lost {
 /// What a fork needs in both processes.
 #[derive(Default)]
 pub(crate) struct Fork {
-    /// The child does not have the thread that may hold it.
+    /// The child does not have the threads that may hold them.
     _relaying: Option<MutexGuard<'static, ()>>,
+    sockets: Option<Held>,
     /// The table as it was.
     pub(crate) known: Vec<(RawFd, Entry)>,
     /// What becomes of its sockets in the child.
@@ -91,6 +92,7 @@ pub(crate) fn before(may_lock: bool) -> Fork {
             fork.own.extend(state.ready.descriptors());
             fork.own.extend(state.parked.as_ref().map(AsRawFd::as_raw_fd));
         }
+        fork.sockets = Some(hold());
     }
     fork
 }
@@ -133,6 +135,7 @@ impl Lost {
 
 /// In the parent: the helper hears of what the child asks.
 pub(crate) fn in_parent(fork: Fork) {
+    drop(fork.sockets);
     let Some([own, childs]) = fork.control else { return };
     crate::sys::close(childs);
     if helper::serve_child(own).is_err() {
@@ -144,6 +147,9 @@ pub(crate) fn in_parent(fork: Fork) {
 pub(crate) fn in_child(fork: Fork) {
     let parents = fork.control.map(|[parents, _]| parents);
     fork.own.iter().copied().chain(parents).for_each(crate::sys::close);
+    if let Some(sockets) = fork.sockets {
+        sockets.forget();
+    }
     table::lose_sockets(fork.known, &fork.lost);
 }
 
