@@ -37,6 +37,11 @@ const GREATEST_PACKET: u64 = 4096 + PACKET_OVERHEAD as u64;
 const DEMAND_OCTETS: u64 = 64 << 20;
 /// Between two looks at the port, in nanoseconds: each grants what has become due meanwhile.
 const TICK_NS: u64 = 16_000;
+/// The same while only long backlogs wait, in lanes that do not go first: a processor that wakes up for each
+/// of their packets keeps others waiting, among them the programs whose packets go first.
+const BACKLOG_TICK_NS: u64 = 100_000;
+/// A backlog that takes so long at the port's rate is a long one, in nanoseconds.
+const LONG_BACKLOG_NS: u64 = 4 * BACKLOG_TICK_NS;
 /// The same while only starved lanes wait: others may give the port tables that serve them.
 const STARVED_TICK_NS: u64 = 20_000_000;
 /// How much of its own rate a queue pair may use at once, in nanoseconds.
@@ -139,6 +144,8 @@ pub(crate) struct Lanes {
     /// Lanes of the high priority table, as a bit mask, and how much earlier the port has something for
     /// them, in nanoseconds.
     high: (u16, u64),
+    /// Octets of a long backlog.
+    long_backlog: u64,
     alarm: Option<Time>,
 }
 
@@ -160,6 +167,7 @@ impl Lanes {
             default_level: 0,
             not_before: Time(0),
             high: (0, 0),
+            long_backlog: 0,
             alarm: None,
         };
         new.set_config(config);
@@ -169,7 +177,12 @@ impl Lanes {
     fn set_config(&mut self, config: Config) {
         self.sl_clocks = sl_clocks(&config);
         let high = config.high.iter().filter(|entry| entry.weight > 0);
-        let packet_ns = TokenClock::new(config.rate).time_of(GREATEST_PACKET);
+        let clock = TokenClock::new(config.rate);
+        let packet_ns = clock.time_of(GREATEST_PACKET);
+        self.long_backlog = match config.rate {
+            0 => u64::MAX,
+            _ => clock.octets_in(LONG_BACKLOG_NS).max(8 * GREATEST_PACKET),
+        };
         self.high = (high.fold(0, |lanes, entry| lanes | 1 << entry.lane), packet_ns);
         self.has_rates = self.sl_clocks.iter().any(Option::is_some);
         self.lane_of = std::array::from_fn(|sl| config.lane_of(sl as u8).unwrap_or(LANES as u8));
@@ -208,6 +221,18 @@ impl Lanes {
     fn due_at(&self) -> Time {
         let early_ns = if self.waiting & self.high.0 != 0 { self.high.1 } else { 0 };
         Time(self.not_before.0.saturating_sub(early_ns))
+    }
+
+    /// How long the port need not be looked at.
+    fn tick_ns(&self) -> u64 {
+        let waiting = self.waiting & self.served;
+        let is_long = |lane: usize| {
+            waiting & 1 << lane == 0 || self.lanes[lane].backlog.octets() >= self.long_backlog
+        };
+        match waiting & self.high.0 == 0 && (0..LANES).all(is_long) {
+            true => BACKLOG_TICK_NS,
+            false => TICK_NS,
+        }
     }
 
     /// Until when a queue pair waits for its own rate, or that of its service level.
@@ -594,7 +619,7 @@ impl<P: Probe> Adapter<P> {
     fn set_next_alarm(&mut self, now: Time) {
         let Some(qos) = &self.hub.qos else { return };
         let due = match (qos.waiting & qos.served != 0, qos.waiting != 0 && qos.port.is_shared()) {
-            (true, _) => Some(qos.due_at().max(now.after(TICK_NS))),
+            (true, _) => Some(qos.due_at().max(now.after(qos.tick_ns()))),
             (false, true) => Some(now.after(STARVED_TICK_NS)),
             (false, false) => None,
         };

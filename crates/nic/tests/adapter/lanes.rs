@@ -536,6 +536,42 @@ fn the_port_is_told_what_waits() {
 }
 
 /// A turn is used for as many small messages as it has octets for: most need no exchange with the port.
+/// A peer that posts no receives holds up its own lane, and no other.
+#[test]
+fn a_stalled_receiver_does_not_delay_another_lane() {
+    for way in WAYS {
+        let qos = config(&[], &[(0, 255), (1, 1)], GBIT);
+        let mut bench = Bench::new(way, qos, &[0, 1], 5, 65536);
+        bench.flows[0].op = SendOp::Send;
+        bench.run(5_000_000);
+        let sent = bench.measure(20_000_000);
+        assert_eq!(bench.flows[0].done, 0, "{way:?}");
+        // 20 ms at 1 Gbit/s, of which what is refused and repeated takes a part.
+        assert!(sent[1] >= 0.9 * 2_500_000.0, "{way:?}: {sent:?}");
+    }
+}
+
+/// A processor does not wake up for each packet of a long backlog, unless its lane goes first.
+#[test]
+fn a_long_backlog_is_looked_at_seldom() {
+    let exchanges = |high: &[(u8, u8)], message: usize| {
+        let rules = config(high, &[(0, 1)], GBIT);
+        let mut bench = Bench::new(Way::Link, rules.clone(), &[0], 5, message);
+        let told = record(&mut bench, &rules, true);
+        bench.run(2_000_000);
+        told.lock().unwrap().clear();
+        let before = bench.used()[0].octets;
+        bench.run(10_000_000);
+        let sent = bench.used()[0].octets - before;
+        assert_near(sent as f64, 1_250_000.0, 0.02, "octets in 10 ms");
+        told.lock().unwrap().len()
+    };
+    // A packet takes 33 us.
+    let (long, first) = (exchanges(&[], 1 << 20), exchanges(&[(0, 255)], 1 << 20));
+    assert!(long <= 250, "{long} exchanges for a long backlog");
+    assert!(first >= 300, "{first} exchanges for a lane that goes first");
+}
+
 #[test]
 fn small_messages_share_a_turn() {
     let qos = config(&[], &[(0, 3), (1, 1)], GBIT);
