@@ -10,6 +10,8 @@ use quipu_mem::ring::{SlotConsumer, SlotHeader, SlotProducer};
 use quipu_nic::{Key, Payload, SendFlags, Sge};
 
 use super::words::{Reader, address_words};
+#[cfg(test)]
+pub(super) use news::{MAX_RECEIVED, MAX_SENT, tell};
 pub(super) use news::{News, Teller, hear, state};
 
 /// The most pieces of memory of a request.

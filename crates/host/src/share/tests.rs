@@ -24,9 +24,8 @@ use super::calls::Calls;
 use super::folders::own_place;
 use super::guests::Guests;
 use super::slots::{self, News, Request, Tag};
-use super::words::{Call, HELLO, Writer};
-use super::{RINGS, Sharer, connect};
-use crate::link::socket;
+use super::words::Call;
+use super::{RINGS, Sharer};
 use crate::{Config, Engine, EngineError, QpipConfig};
 
 /// Longer than anything here takes.
@@ -158,6 +157,26 @@ fn a_link_that_moves_is_work_though_nothing_completes() {
     let quiet = || there.engine.poll_cq_and_move(there.cq, 8, |_| ()).unwrap() == (0, false);
     while !quiet() {
         assert!(begun.elapsed() < PATIENCE);
+    }
+}
+
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Often small, now and then anything.
+    fn odd(&mut self) -> u64 {
+        match self.next() % 4 {
+            0 => self.next(),
+            1 => u64::MAX >> (self.next() % 64),
+            _ => self.next() % 8,
+        }
     }
 }
 

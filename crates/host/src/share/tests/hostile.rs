@@ -6,32 +6,12 @@ use std::time::Duration;
 use quipu_mem::{Access, Segment};
 use quipu_nic::*;
 
-use super::{CAP, Shared};
+use super::{CAP, Numbers, Shared};
 use crate::EngineError;
 use crate::link::socket;
 use crate::share::connect;
 use crate::share::folders::own_place;
 use crate::share::words::{Call, HELLO, Writer};
-
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// Often small, now and then anything.
-    fn odd(&mut self) -> u64 {
-        match self.next() % 4 {
-            0 => self.next(),
-            1 => u64::MAX >> (self.next() % 64),
-            _ => self.next() % 8,
-        }
-    }
-}
 
 #[test]
 fn garbage_in_the_rings_and_on_the_socket_harms_nobody_else() {
