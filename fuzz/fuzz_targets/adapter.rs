@@ -5,6 +5,8 @@
 
 #[path = "adapter/input.rs"]
 mod input;
+#[path = "adapter/neighbour.rs"]
+mod neighbour;
 mod shares;
 #[path = "adapter/wires.rs"]
 mod wires;

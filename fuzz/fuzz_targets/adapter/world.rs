@@ -10,6 +10,7 @@ use quipu_nic::mem::ring::{Channel, ChannelConfig};
 use quipu_nic::mem::{Access, Segment, Sge};
 use quipu_nic::*;
 
+use crate::neighbour::{Neighbour, PeerSpace};
 use crate::wires::Wire;
 
 pub const ALL: Access = Access::LOCAL_WRITE
@@ -21,7 +22,6 @@ pub const ALL: Access = Access::LOCAL_WRITE
 const LEN: usize = 1 << 14;
 /// Where channels begin in the segment of the side that made them.
 const FIRST_CHANNEL: usize = 4096;
-const SEGMENT: usize = 400 << 10;
 const PATTERN: u8 = 0x5a;
 
 fn gid(last: u8) -> Gid {
@@ -33,59 +33,6 @@ const OWN: u8 = 5;
 const ASKED: u8 = 9;
 const ASKING: u8 = 1;
 const PEER_QPN: u32 = 0x1101;
-
-/// Memory of a peer: some addresses are there, others are not. What the adapter names as its own must be
-/// memory that it may use.
-struct PeerSpace {
-    usable: (usize, usize),
-}
-
-impl PeerSpace {
-    fn there(&self, remote: &[(u64, u64)]) -> Result<(), PeerMemoryFault> {
-        let missing = remote.iter().any(|&(addr, _)| addr & 0x8000 != 0);
-        if missing { Err(PeerMemoryFault::BadAddress) } else { Ok(()) }
-    }
-}
-
-fn total<N: Copy + TryInto<u64>>(list: impl Iterator<Item = N>) -> u64 {
-    list.map(|len| len.try_into().unwrap_or(0)).sum()
-}
-
-impl PeerMemory for PeerSpace {
-    fn read(&self, remote: &[(u64, u64)], local: &[(usize, usize)]) -> Result<(), PeerMemoryFault> {
-        self.there(remote)?;
-        assert_eq!(total(remote.iter().map(|r| r.1)), total(local.iter().map(|l| l.1)));
-        for &(addr, len) in local {
-            let (start, end) = self.usable;
-            assert!(len == 0 || (addr >= start && addr + len <= end), "reads into foreign memory");
-        }
-        Ok(())
-    }
-
-    fn write(
-        &self,
-        local: &[(usize, usize)],
-        remote: &[(u64, u64)],
-    ) -> Result<(), PeerMemoryFault> {
-        self.there(remote)?;
-        assert_eq!(total(remote.iter().map(|r| r.1)), total(local.iter().map(|l| l.1)));
-        Ok(())
-    }
-}
-
-/// Another engine of this host, with the two segments of the link to it.
-pub struct Neighbour {
-    pub link: Option<LinkId>,
-    pub own: Segment,
-    pub peer: Segment,
-    last: u8,
-}
-
-impl Neighbour {
-    fn new(last: u8) -> Self {
-        Self { link: None, own: Segment::heap(SEGMENT), peer: Segment::heap(SEGMENT), last }
-    }
-}
 
 /// The number of the shared receive queue that peers can name.
 pub const SRQ_NUMBER: u32 = 1;

@@ -9,6 +9,7 @@ mod completions;
 mod conformance;
 mod counters;
 mod crc;
+mod datagram_loss;
 mod datagrams;
 mod departures;
 mod fates;
