@@ -5,6 +5,8 @@
 //! pair waits for one, with a closed window. While more queue pairs are idle than connections half open, the
 //! window of a SYN-ACK is what the next of them has posted, so that the peer may send at once.
 
+mod requests;
+
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,12 +18,10 @@ use super::path::{Closing, TcpPath};
 use super::{Inet, Owner, TcpChange, TcpSettings, Watch};
 use crate::adapter::{Adapter, Hub, MAX_MESSAGE};
 use crate::error::Fault;
-use crate::event::Event;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::receive::frames as receiving;
 use crate::requester;
-use crate::slab::Slab;
 use crate::transmit::frames as sending;
 use crate::types::{Gid, QpId, QpState, Time, WcStatus};
 
@@ -547,93 +547,5 @@ pub(crate) fn detach<P>(qp: &mut Qp, hub: &mut Hub<P>) {
             watch.idle.retain(|&idle| idle != qp.id);
         }
         inet.say_idle(listener);
-    }
-}
-
-impl Inet {
-    /// The adapter keeps nothing of a connection.
-    pub(super) fn forget(&mut self, connection: TcpId) {
-        if let Some(Owner::Listener(listener)) = self.owner(connection)
-            && let Some(watch) = self.watches.get_mut(&listener)
-        {
-            watch.waiting.retain(|&waiting| waiting != connection);
-        }
-        self.set_owner(connection, None);
-        self.stack.release(connection);
-    }
-
-    /// The listener that a connection has come to about which the program is to decide.
-    pub(super) fn request(&self, connection: TcpId) -> Option<ListenerId> {
-        let Some(Owner::Request(listener)) = self.owner(connection) else { return None };
-        Some(listener)
-    }
-
-    /// The state of a port that is watched.
-    fn watch(&mut self, listener: ListenerId) -> Option<&mut Watch> {
-        self.watches.get_mut(&listener).filter(|watch| !watch.closed)
-    }
-
-    /// How many more connections a port can take.
-    fn say_idle(&mut self, listener: ListenerId) {
-        if let Some(watch) = self.watches.get(&listener) {
-            let free = match watch.deferred {
-                true => watch.backlog.saturating_sub(watch.requests),
-                false => watch.idle.len(),
-            };
-            let idle = free.saturating_sub(watch.waiting.len());
-            self.stack.set_idle(listener, u32::try_from(idle).unwrap_or(u32::MAX));
-        }
-    }
-}
-
-impl<P> Hub<P> {
-    fn tell_request(&mut self, listener: ListenerId, connection: TcpId, flow: Option<Flow>) {
-        self.events.push_back(Event::TcpRequest { listener, connection, flow });
-    }
-
-    /// The program has decided about a connection, or need not any more: it may hear of one that waits.
-    pub(super) fn decided(&mut self, listener: ListenerId) {
-        let Some(inet) = &mut self.inet else { return };
-        let Some(watch) = inet.watches.get_mut(&listener) else { return };
-        watch.requests = watch.requests.saturating_sub(1);
-        if watch.closed && watch.requests == 0 {
-            inet.watches.remove(&listener);
-            return;
-        }
-        if let Some(next) = watch.waiting.pop_front() {
-            watch.requests += 1;
-            inet.set_owner(next, Some(Owner::Request(listener)));
-            let flow = inet.stack.flow(next);
-            self.tell_request(listener, next, flow);
-        }
-        if let Some(inet) = &mut self.inet {
-            inet.say_idle(listener);
-        }
-    }
-
-    fn tell_tcp(&mut self, qp: QpId, change: TcpChange) {
-        self.events.push_back(Event::Tcp { qp, change });
-    }
-
-    /// A peer connects to a port.
-    pub(super) fn incoming(
-        &mut self,
-        listener: ListenerId,
-        connection: TcpId,
-        qps: &Slab<QpId, Qp>,
-    ) {
-        let Some(inet) = &mut self.inet else { return };
-        inet.set_owner(connection, Some(Owner::Listener(listener)));
-        inet.say_idle(listener);
-        let before = inet.stack.half_open(listener).saturating_sub(1) as usize;
-        let Some(watch) = inet.watch(listener) else { return inet.forget(connection) };
-        // One queue pair for each that is half open; the window of those beyond stays closed, since what they
-        // sent would be dropped. That of a program which is to decide, too: nothing is idle there.
-        if let Some(Path::Tcp(path)) =
-            watch.idle.get(before).and_then(|&id| qps.get(id)).map(|qp| &qp.path)
-        {
-            let room = path.receives.room(receiving::MOST_ROOM);
-            inet.stack.set_receive_space(connection, room);
-        }
     }
 }

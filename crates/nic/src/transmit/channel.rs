@@ -1,24 +1,30 @@
 //! Transmission over a channel: work requests become slots, or, where nothing stands before them and the
 //! host allows it, direct accesses to the peer's memory that cost the peer nothing.
 
+mod express;
+mod hand_over;
+
 use std::sync::Arc;
 
 use quipu_iwarp::wire::control::Control;
-use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader, SlotWriter};
+use quipu_mem::ring::{INLINE_MAX, RingError, SlotHeader};
 
 use super::references::note_reference;
 use super::{direct, lanes};
 use crate::adapter::Hub;
-use crate::channel::{ASKED_MOST, CHUNK, Other, PIECE, References, flag, flush_slot, request};
-use crate::doorbell::has_room;
+use crate::channel::{CHUNK, Other, PIECE, References, flag, flush_slot, request};
 use crate::fate::{self, Met};
-use crate::link::{FETCHED_MAX, LinkMessage, PeerMemory};
+use crate::link::PeerMemory;
 use crate::probe::{Probe, Stage};
 use crate::qp::{Path, Qp};
-use crate::queue::{SendQueue, SendWqe};
+use crate::queue::SendWqe;
 use crate::requester;
-use crate::types::{Payload, QpState, QpType, SendFlags, SendOp, SendWr, To, WcStatus};
+use crate::types::{SendFlags, SendOp, WcStatus};
 use crate::watch;
+
+pub(crate) use self::express::{express, send_at_once};
+pub(super) use self::express::{has_right_of_way, put_payload, small_len};
+pub(crate) use self::hand_over::hand_over;
 
 /// What one step of transmission did.
 pub(super) enum Step {
@@ -92,119 +98,6 @@ fn sent_unreliably<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, progress: bool) {
     if qp.sq.has_waiting() {
         crate::connect::start_deadline(qp, hub);
     }
-}
-
-/// Puts `length` bytes, which are all of a small payload, into a slot; `false` if they may not be read.
-#[inline(always)]
-pub(super) fn put_payload<P>(
-    slot: &SlotWriter<'_>,
-    hub: &Hub<P>,
-    pd: u32,
-    payload: Payload<'_>,
-    length: usize,
-) -> bool {
-    let place = || slot.payload().sub(0, length);
-    match payload {
-        Payload::Inline(bytes) => slot.put(bytes),
-        Payload::Sges([sge]) => match hub.regions.local(pd, sge, false) {
-            Ok(span) => span.copy_to(&place()),
-            Err(_) => return false,
-        },
-        Payload::Sges(list) => return hub.regions.gather_to(pd, list, 0, &place()).is_ok(),
-    }
-    true
-}
-
-/// Bytes of a small payload; `None` if it is larger than a slot, or than the queue allows.
-#[inline(always)]
-pub(super) fn small_len(sq: &SendQueue, payload: Payload<'_>) -> Option<usize> {
-    let (length, fits) = match payload {
-        Payload::Sges([sge]) => (sge.len as usize, sq.max_sge() > 0),
-        Payload::Sges(list) if list.len() > sq.max_sge() => return None,
-        Payload::Sges(list) => (list.iter().map(|sge| sge.len as usize).sum(), true),
-        Payload::Inline(bytes) => (bytes.len(), bytes.len() <= sq.max_inline()),
-    };
-    (fits && length <= INLINE_MAX).then_some(length)
-}
-
-/// Whether nothing stands before a request to the peer that is being posted: it may be transmitted at once.
-#[inline(always)]
-pub(super) fn has_right_of_way<P>(qp: &mut Qp, hub: &Hub<P>, wr: &SendWr<'_>) -> bool {
-    let requester = &qp.requester;
-    let fenced = wr.flags.contains(SendFlags::FENCE) && requester.reads > 0;
-    matches!((qp.qp_type, wr.to), (QpType::Rc | QpType::Uc, To::Peer | To::Srq(_)))
-        && qp.state == QpState::Rts
-        && !qp.sq.has_waiting()
-        && requester.rnr_until.is_none()
-        && requester.failing.is_none()
-        && !fenced
-        && has_room(qp, hub)
-}
-
-/// Transmits a small send while it is being posted, where nothing stands before it: neither its list nor
-/// its bytes go through the send queue. `false` if that is not possible, for this or any other reason: the
-/// caller finds out which. The peer is told when the doorbell rings.
-pub(crate) fn express<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
-    let sent = send_at_once(qp, hub, wr);
-    if let Path::Channel(path) = &mut qp.path {
-        path.unannounced |= sent;
-    }
-    sent
-}
-
-/// As [`express`], for a caller who tells the peer himself.
-#[inline(always)]
-pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
-    let (opcode, imm) = match wr.op {
-        SendOp::Send => (request::SEND, 0),
-        SendOp::SendImm(imm) => (request::SEND_IMM, imm),
-        _ => return false,
-    };
-    if hub.qos.is_some() || !has_right_of_way(qp, hub, wr) {
-        return false;
-    }
-    let pd = qp.pd_number();
-    let Qp { path: Path::Channel(path), sq, requester, responder, .. } = qp else { return false };
-    // Whoever was asked for a channel may yet hear that it never stood, and transmits everything again.
-    if requester.acked == 0 && path.block.is_none() && matches!(path.other, Other::Linked { .. }) {
-        return false;
-    }
-    let Some(length) = small_len(sq, wr.payload) else { return false };
-    if length > hub.config.max_message as usize {
-        return false;
-    }
-    let Ok(slot) = path.channel.outgoing.requests.reserve() else { return false };
-    if !put_payload(&slot, hub, pd, wr.payload, length) {
-        return false;
-    }
-    let (bytes, length) = (length, length as u32);
-    slot.commit(&SlotHeader {
-        opcode,
-        flags: if wr.flags.contains(SendFlags::SOLICITED) { flag::SOLICITED } else { 0 },
-        inline_len: length as u16,
-        length,
-        imm,
-        raddr: 0,
-        rkey: 0,
-        ack: responder.executed,
-    });
-    let next = requester.started.wrapping_add(1);
-    sq.push_transmitted(wr, length, requester.started..next);
-    requester.started = next;
-    // What this answers was handed out, most often, and the rest of that is done now that it is on its way.
-    let answered = hub.unsettled.take_if(|taken| taken.qp == qp.id);
-    if let Some(taken) = answered {
-        taken.acknowledge(qp, hub);
-    }
-    told_along(qp, hub);
-    if let Some(taken) = answered {
-        taken.answer(qp, hub);
-    }
-    if hub.probe.watches() {
-        watch::posted_express(qp, hub, wr, length);
-    }
-    hub.probe.stage(Stage::GetData, bytes);
-    true
 }
 
 /// The slot that was just filled says how many requests are executed: that need not be said otherwise, in a
@@ -574,66 +467,6 @@ fn ask_read<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wqe: &SendWqe, addr: u64, r
 fn can_refer<P>(qp: &Qp, hub: &Hub<P>) -> bool {
     let carries = matches!(&qp.path, Path::Channel(path) if path.carries);
     qp.qp_type.is_reliable() && !carries && peer_memory(qp, hub).is_some()
-}
-
-/// Hands over what the peer could not fetch of a request, and refers to nothing from now on.
-#[cold]
-pub(crate) fn hand_over<P: Probe>(
-    qp: &mut Qp,
-    hub: &mut Hub<P>,
-    sequence: u32,
-    offset: u32,
-    len: u32,
-) {
-    let bytes = requested(qp, hub, sequence, offset, len).unwrap_or_default();
-    let Path::Channel(path) = &mut qp.path else { return };
-    let Other::Linked { link, .. } = path.other else { return };
-    path.carries = true;
-    if !bytes.is_empty() {
-        path.handed = Some((sequence, offset + len));
-    }
-    let mut hand = |offset: usize, bytes: &[u8]| {
-        let (tag, offset, bytes) = (path.peer_tag, offset as u32, bytes.to_vec());
-        hub.link_send(link, LinkMessage::Fetched { tag, sequence, offset, bytes });
-    };
-    if bytes.is_empty() {
-        hand(offset as usize, &[]);
-    }
-    for (at, piece) in bytes.chunks(FETCHED_MAX).enumerate() {
-        hand(offset as usize + at * FETCHED_MAX, piece);
-    }
-}
-
-/// The bytes of a request that is not executed yet, or is being transmitted. None are handed over twice, nor
-/// many at once: a peer does not choose how much is copied for it.
-fn requested<P>(qp: &Qp, hub: &Hub<P>, sequence: u32, offset: u32, len: u32) -> Option<Vec<u8>> {
-    let Path::Channel(path) = &qp.path else { return None };
-    let again = path.handed.is_some_and(|(last, end)| {
-        let ahead = sequence.wrapping_sub(last) as i32;
-        ahead < 0 || (ahead == 0 && offset < end)
-    });
-    if again || len > ASKED_MOST {
-        return None;
-    }
-    let begun = (qp.requester.offset > 0).then_some(qp.sq.next);
-    // What was moved directly has no number of its own.
-    let is_it = |wqe: &SendWqe| wqe.first_request == sequence && wqe.end_request != sequence;
-    let mut all = qp.sq.in_progress().chain(begun);
-    let position = all.find(|&position| is_it(qp.sq.wqe(position)))?;
-    let wqe = qp.sq.wqe(position);
-    let fits = offset.checked_add(len).is_some_and(|end| end <= wqe.length);
-    if !fits || wqe.wants_answer() || qp.sq.inline(position).is_some() {
-        return None;
-    }
-    let mut bytes = vec![0; len as usize];
-    let mut at = 0;
-    let list = qp.sq.sges(position);
-    for piece in hub.regions.pieces(qp.pd_number(), list, offset.into(), len.into(), false) {
-        let piece = piece.ok()?;
-        piece.read_into(0, &mut bytes[at..at + piece.len()]);
-        at += piece.len();
-    }
-    Some(bytes)
 }
 
 /// Access to the peer's memory, if there is any.

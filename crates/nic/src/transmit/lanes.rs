@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use quipu_qos::{Config, Demand, LANES, LaneUse, PACKET_OVERHEAD, Port, TokenClock};
+use quipu_qos::{Config, Demand, LANES, LaneUse, PACKET_OVERHEAD, TokenClock};
 
 use crate::adapter::{Adapter, Alarm, Hub};
 use crate::probe::Probe;
@@ -19,12 +19,16 @@ use crate::types::{QpId, Time};
 
 mod answers;
 mod backlog;
+mod charge;
+mod port;
 mod settings;
 mod vl15;
 
 pub(crate) use self::answers::{Answer, charge_answer, may_answer};
-use self::backlog::{Backlog, Share, demand, octets, packet_of, packets, size_of};
-use super::Gather;
+use self::backlog::{Backlog, Share, demand, packet_of, size_of};
+use self::charge::charge_turn;
+pub(crate) use self::charge::{charge, limit_stream, room};
+pub use self::port::PortShare;
 use super::marking::service_level;
 
 /// A turn with fewer octets left is over unless that is all it needs: what is left counts for the next one.
@@ -46,41 +50,6 @@ const LONG_BACKLOG_NS: u64 = 4 * BACKLOG_TICK_NS;
 const STARVED_TICK_NS: u64 = 20_000_000;
 /// How much of its own rate a queue pair may use at once, in nanoseconds.
 const RATE_BURST_NS: u64 = 50_000;
-
-/// The port that lanes send by: one of this adapter alone, or one that several processes share.
-pub trait PortShare: Send {
-    /// What may be sent now of each lane, in octets, of what waits there; and from when on it is worth asking
-    /// again.
-    fn exchange(&mut self, now: Time, demand: &Demand) -> ([u32; LANES], Time);
-
-    /// Takes another configuration.
-    fn configure(&mut self, config: &Config);
-
-    /// Another configuration that the port has been given by others, once.
-    fn changed(&mut self) -> Option<Config> {
-        None
-    }
-
-    /// Whether others may give the port another configuration at any time. Then the adapter looks at it every
-    /// 20 ms even if its tables starve all lanes in which something waits.
-    fn is_shared(&self) -> bool {
-        false
-    }
-}
-
-/// A port of this adapter alone.
-struct OwnPort(Port);
-
-impl PortShare for OwnPort {
-    fn exchange(&mut self, now: Time, demand: &Demand) -> ([u32; LANES], Time) {
-        let granted = self.0.exchange(0, now.0, demand);
-        (granted, Time(self.0.next_ns()))
-    }
-
-    fn configure(&mut self, config: &Config) {
-        self.0.configure(config);
-    }
-}
 
 /// What a queue pair may transmit, and where it waits for more.
 #[derive(Debug, Default)]
@@ -262,71 +231,6 @@ pub(crate) fn has_turn<P>(qp: &Qp, hub: &Hub<P>) -> bool {
 #[inline]
 pub(crate) fn is_parked(qp: &Qp) -> bool {
     qp.turn.parked
-}
-
-/// Bytes of payload that a queue pair may transmit in one piece.
-#[inline]
-pub(crate) fn room<P>(qp: &Qp, hub: &Hub<P>) -> u32 {
-    if hub.qos.is_none() { u32::MAX } else { payload_room(qp) }
-}
-
-#[cold]
-fn payload_room(qp: &Qp) -> u32 {
-    let (left, packet) = (qp.turn.left.max(LEAST_TURN) as u64, u64::from(packet_of(qp)));
-    let overhead = u64::from(PACKET_OVERHEAD);
-    let rest = (left % packet).saturating_sub(overhead);
-    let payload = left / packet * (packet - overhead) + rest;
-    payload.min(u32::MAX.into()) as u32
-}
-
-/// How many bytes a stream may write into a buffer in one piece. What is gathered elsewhere is limited, too:
-/// pieces of it are as long as an FPDU.
-pub(crate) fn limit_stream(qp: &Qp, gather: &mut Gather) -> usize {
-    const LONGEST_FPDU: i64 = 1 << 16;
-    gather.cap((qp.turn.left - LONGEST_FPDU).max(0) as usize);
-    // Short pieces of long messages are not written (`iwarp::Sender::segment`).
-    (qp.turn.left.max(0) as usize).max(super::ROOM_BYTES)
-}
-
-/// Charges a queue pair for so much payload that it has just transmitted.
-#[inline]
-pub(crate) fn charge<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
-    if hub.qos.is_some() {
-        charge_turn(qp, hub, payload);
-    }
-}
-
-#[cold]
-fn charge_turn<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
-    let octets = octets(qp, payload.into());
-    charge_rates(qp, hub, octets);
-    let Some(qos) = &mut hub.qos else { return };
-    let packets = packets(qp, payload.into());
-    let lane = qos.lane(qp.turn.lane);
-    lane.sent.octets += octets;
-    lane.sent.packets += packets;
-    qp.turn.left -= octets as i64;
-    let left = qp.turn.left;
-    if left <= 0 || left < LEAST_TURN && demand(qp) > left.unsigned_abs() {
-        let left = std::mem::take(&mut qp.turn.left);
-        lane.balance += left;
-        qos.unsettled |= left != 0;
-    }
-}
-
-/// Charges the rates of a queue pair and of its service level.
-fn charge_rates<P>(qp: &mut Qp, hub: &mut Hub<P>, octets: u64) {
-    let has_rates = hub.qos.as_ref().is_some_and(|qos| qos.has_rates);
-    if !has_rates && qp.turn.clock.is_none() {
-        return;
-    }
-    let sl = service_level(qp, hub);
-    let Some(qos) = &mut hub.qos else { return };
-    let clocks = [qp.turn.clock.as_mut(), qos.sl_clocks[usize::from(sl)].as_mut()];
-    for clock in clocks.into_iter().flatten() {
-        clock.limit_lag(hub.now.0, TokenClock::IDLE_NS);
-        clock.take(hub.now.0, octets);
-    }
 }
 
 /// Takes back what is left of a turn, from a queue pair that cannot use it.

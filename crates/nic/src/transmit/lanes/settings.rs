@@ -2,7 +2,8 @@
 
 use quipu_qos::{Config, LANES, LaneUse, Port};
 
-use super::{Lanes, OwnPort, PortShare, park};
+use super::port::OwnPort;
+use super::{Lanes, PortShare, park};
 use crate::adapter::Adapter;
 use crate::probe::Probe;
 use crate::types::{QpId, Time};
