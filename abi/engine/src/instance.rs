@@ -41,7 +41,7 @@ const TAG_SHIFT: u32 = 56;
 /// The newest engine: of this process, or of a process that it was forked from.
 static CURRENT: AtomicPtr<Instance> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The newest engine, whoever it belongs to.
+/// The newest engine, no matter who owns it.
 #[inline]
 fn newest() -> Option<&'static Instance> {
     // SAFETY: the pointer is null or from Box::into_raw, and an instance that was stored is never

@@ -72,7 +72,7 @@ fn found(raw: &sockaddr_ib, whose: Whose, own: &HostAddress) -> Option<SocketAdd
         (Whose::Own, IpAddr::V4(_)) if any => Ipv4Addr::UNSPECIFIED.into(),
         (Whose::Own, IpAddr::V6(_)) if any => Ipv6Addr::UNSPECIFIED.into(),
         (Whose::Own, _) => return None,
-        // Whoever wants to reach anybody reaches this port.
+        // Anyone who wants to reach anybody reaches this port.
         (Whose::Peer, ip) if any => ip,
         (Whose::Peer, _) => gid.into(),
     };

@@ -34,7 +34,7 @@ impl Acks {
         let mut counts = self.counts();
         add(&mut counts.acked);
         if counts.awaited {
-            // Under the lock: whoever waits may free this as soon as it is let go.
+            // Under the lock: the thread that waits may free this as soon as it is let go.
             self.changed.notify_all();
         }
     }

@@ -50,7 +50,7 @@ thread_local! {
 }
 
 /// Waits for events of what `begin` finds, which is asked once: the program's object may be gone when the
-/// call comes back. Whoever waits for one that another thread has ended waits on, as in a read(2).
+/// call comes back. Anyone who waits for one that another thread has ended waits on, as in a read(2).
 fn wait<T: Copy>(
     on: &'static LocalKey<Cell<Option<T>>>,
     begin: impl FnOnce() -> Result<T, Errno>,

@@ -1,7 +1,7 @@
 //! Devices, domains and regions found by the numbers that a program shows its other parts
 //! (`ibv_import_device(3)` and its kin), within one process.
 //!
-//! Each opened device has a file of its own as its command descriptor. Whoever has a copy of it finds the
+//! Each opened device has a file of its own as its command descriptor. Anyone who has a copy of it finds the
 //! device by asking the kernel which file it is.
 
 use std::ffi::CStr;

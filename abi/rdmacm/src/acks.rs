@@ -23,7 +23,7 @@ impl Acks {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         count.acked = count.acked.wrapping_add(1);
         if count.awaited {
-            // Under the lock: whoever waits may free this as soon as it is let go.
+            // Under the lock: the thread that waits may free this as soon as it is let go.
             self.changed.notify_all();
         }
     }

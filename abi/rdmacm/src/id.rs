@@ -24,7 +24,7 @@ pub(crate) struct IdState {
     book: Mutex<Book>,
 }
 
-/// What changes in the life of an identifier, beside its public part.
+/// What changes in the life of an identifier, in addition to its public part.
 pub(crate) struct Book {
     /// Whether calls wait for their event; the channel is the identifier's own then.
     pub(crate) synchronous: bool,

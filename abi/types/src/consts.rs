@@ -42,7 +42,7 @@ constants! {
     }
 }
 constants! {
-    /// `enum ib_uverbs_device_cap_flags`, which `device_cap_flags_ex` has beside the former.
+    /// `enum ib_uverbs_device_cap_flags`, which `device_cap_flags_ex` has in addition to the former.
     u64 { IB_UVERBS_DEVICE_FLUSH_GLOBAL = 1 << 38, IB_UVERBS_DEVICE_ATOMIC_WRITE = 1 << 40, }
 }
 constants! {

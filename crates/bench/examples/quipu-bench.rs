@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-/// Measures Quipu beside floors and peers.
+/// Measures Quipu compared with floors and peers.
 #[derive(Parser)]
 enum Command {
     /// As `quipu bench`.

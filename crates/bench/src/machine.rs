@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::sys;
 
-/// What decides the numbers beside the software.
+/// What decides the numbers in addition to the software.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The processor's name.

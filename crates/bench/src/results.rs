@@ -38,7 +38,7 @@ pub struct Results {
     pub ratios: Vec<Ratio>,
     /// All numbers.
     pub series: Vec<Series>,
-    /// QPIP beside the kernel's sockets on packet links.
+    /// QPIP compared with the kernel's sockets on packet links.
     pub qpip: Rows,
     /// How long QPIP's adapter is busy with a segment, stage by stage.
     pub occupancy: Vec<StageCost>,

@@ -104,7 +104,7 @@ impl Rounds<'_> {
             let new = || Nearness::new(self.settings.cpus, self.budget);
             self.nearness.get_or_insert_with(new).begin();
         }
-        // Whoever comes first in one round comes later in the next.
+        // The one that comes first in one round comes later in the next.
         let count = field.contenders.len();
         for turn in 0..count {
             let index = (turn + round as usize) % count;

@@ -320,7 +320,7 @@ impl Cm {
         }
     }
 
-    /// Closes a stream, whoever it belongs to.
+    /// Closes a stream, no matter who owns it.
     pub(crate) fn close(&mut self, stream: StreamKey, reset: bool) {
         if self.forget(stream).is_some() {
             self.actions.push_back(Action::Close { stream, reset });

@@ -23,7 +23,7 @@ const FOLDED: usize = 256;
 const STREAMED: usize = 64;
 /// Bytes of one step.
 const STEP: usize = FOLDED + 3 * STREAMED;
-/// Steps of a large block. What a block costs beside its steps is spread over them.
+/// Steps of a large block. What a block costs in addition to its steps is spread over them.
 const MANY: usize = 8;
 
 /// x^32 + ... + 1 without its highest coefficient (RFC 3385).

@@ -202,7 +202,7 @@ impl Publisher {
 
 impl Drop for Publisher {
     fn drop(&mut self) {
-        // Whoever finds it later removes it otherwise.
+        // Anyone who finds it later removes it otherwise.
         let _ = fs::remove_file(&self.path);
     }
 }

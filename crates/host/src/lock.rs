@@ -1,9 +1,9 @@
 //! The one lock of an engine: one locked instruction where nobody competes, a short spin, then
 //! sleep in the kernel.
 //!
-//! There is one lock per engine, and the engine takes no other while it holds it. Whoever holds it
+//! There is one lock per engine, and the engine takes no other while it holds it. Anyone who holds it
 //! through a [`Doorbell`](crate::Doorbell) may take locks of his own, under which he must not call
-//! the engine: so there is one order of locks, this one first. Whoever replaces pages of the process
+//! the engine: so there is one order of locks, this one first. Anyone who replaces pages of the process
 //! holds those of all engines meanwhile (`pages::still`).
 
 use std::cell::UnsafeCell;

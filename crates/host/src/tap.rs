@@ -192,7 +192,7 @@ impl Tap {
         }
         capture.clear();
         if capture.is_full() && !std::mem::replace(told, true) {
-            // Whoever reads the capture would take what is missing for what did not happen.
+            // Anyone who reads the capture would take what is missing for what did not happen.
             let path = file.path().display();
             tracing::error!(%path, "the capture has reached its limit; no more packets are captured");
         }

@@ -17,7 +17,7 @@ pub const MAX_PACKETS: usize = 64;
 pub const MAX_PARTS: usize = 128;
 /// Octets that are kept, each part counting [`PART_COST`] more.
 pub const MAX_OCTETS: usize = 1 << 20;
-/// What a part costs beside its octets.
+/// What a part costs in addition to its octets.
 pub const PART_COST: usize = 64;
 /// RFC 8200 4.5: how long the parts of a packet may take, from the first one that comes.
 pub const PATIENCE: u64 = 60_000_000_000;

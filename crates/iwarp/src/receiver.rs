@@ -12,7 +12,7 @@ use quipu_wire::{Stag, WireError, ddp};
 use crate::pieces::Within;
 use crate::{Extensions, Negotiated, ProtocolError};
 
-/// What a Send carries beside its payload.
+/// What a Send carries in addition to its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendKind {
     /// Nothing.
@@ -50,7 +50,7 @@ pub enum Segment<'a> {
     },
     /// Part of a Send.
     Send {
-        /// What it carries beside its payload.
+        /// What it carries in addition to its payload.
         kind: SendKind,
         /// Raise a solicited event on delivery.
         solicited: bool,

@@ -155,7 +155,7 @@ impl Directory {
         let sequence = self.table.words.at(base);
         let odd = sequence.load(Ordering::Relaxed) | 1;
         sequence.store(odd, Ordering::Relaxed);
-        // Whoever sees a new field sees the odd sequence too.
+        // A thread that sees a new field sees the odd sequence too.
         fence(Ordering::Release);
         for (i, field) in fields.into_iter().enumerate() {
             self.table.words.at(base + 1 + i).store(field, Ordering::Relaxed);

@@ -73,7 +73,7 @@ impl SharedPagesWriter {
         let sequence = self.words.at(SEQUENCE);
         let odd = sequence.load(Ordering::Relaxed) | 1;
         sequence.store(odd, Ordering::Relaxed);
-        // Whoever sees a new word sees the odd sequence too.
+        // A thread that sees a new word sees the odd sequence too.
         fence(Ordering::Release);
         let mut count = 0;
         for range in ranges.take(MAX_SHARED) {

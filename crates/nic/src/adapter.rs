@@ -120,7 +120,7 @@ pub(crate) enum Alarm {
     Stream(TcpId),
 }
 
-/// All that the processing of one queue pair touches beside the queue pair itself.
+/// All that the processing of one queue pair touches in addition to the queue pair itself.
 pub(crate) struct Hub<P> {
     pub(crate) config: Config,
     /// The addresses of the adapter.
@@ -467,7 +467,7 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
-    /// A queue pair with the hub beside it.
+    /// A queue pair and the hub.
     pub(crate) fn qp_and_hub(&mut self, id: QpId) -> Option<(&mut Qp, &mut Hub<P>)> {
         self.qps.get_mut(id).map(|qp| (qp, &mut self.hub))
     }

@@ -58,7 +58,7 @@ pub struct QpCounters {
     pub responder: ResponderCounters,
 }
 
-/// What the adapter did, beside what its queue pairs did.
+/// What the adapter did, in addition to what its queue pairs did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdapterCounters {
     /// Completions, those in error among them.

@@ -17,7 +17,7 @@ use crate::requester;
 use crate::slab::Slab;
 use crate::types::{Completion, CqId, QpId, Time};
 
-/// Looks in vain after which a channel is no longer looked at unasked, if there are others.
+/// Looks that find nothing after which a channel is no longer looked at unasked, if there are others.
 const PATIENCE: u32 = 4096;
 /// So many channels are always worth looking at.
 const FEW: usize = 4;

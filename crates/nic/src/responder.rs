@@ -172,7 +172,7 @@ pub(crate) fn spared(qp: &mut Qp) -> Result<(), Refusal> {
     }
 }
 
-/// What a finished receive is told beside its bytes.
+/// What a finished receive is told in addition to its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Finish {
     pub(crate) opcode: WcOpcode,

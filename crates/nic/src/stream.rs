@@ -197,7 +197,7 @@ impl StreamPath {
         }
     }
 
-    /// Whether there is something to say beside requests and delayed acknowledgements.
+    /// Whether there is something to say in addition to requests and delayed acknowledgements.
     pub(crate) fn has_urgent(&self) -> bool {
         self.resume.is_some()
             || self.nak.is_some()

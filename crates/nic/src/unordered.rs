@@ -20,7 +20,7 @@ use crate::types::{Access, QpId, Time};
 
 /// Most bytes that are held, with what it costs to hold them; then they are placed.
 const MOST_HELD: usize = 1 << 20;
-/// What a step weighs beside its bytes.
+/// What a step weighs in addition to its bytes.
 const STEP: usize = 128;
 /// What adapters write in one piece, where it is aligned.
 const WORD: u64 = 8;

@@ -449,7 +449,7 @@ pub(crate) mod tests {
         assert_eq!(Sample::decode(&[0x55; 100]), Err(NoSample::Foreign));
     }
 
-    /// Whoever can write the file can make the CRC right, too.
+    /// Anyone who can write the file can make the CRC right, too.
     #[test]
     fn a_false_body_is_refused() {
         let mut bytes = Vec::new();

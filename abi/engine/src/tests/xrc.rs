@@ -236,7 +236,7 @@ fn a_responder_lives_until_the_last_that_has_it_open() {
     assert_eq!(opening(there, to.qp_num, 0), Err(EngineStatus::Invalid), "it is gone");
 }
 
-/// Whoever takes an event of an opening that another thread is just making still learns whose it is: one
+/// Anyone who takes an event of an opening that another thread is just making still learns whose it is: one
 /// that got lost would be waited for when the opening is destroyed.
 #[test]
 fn no_event_of_an_opening_is_lost_while_it_is_made() {

@@ -45,7 +45,7 @@ pub(crate) fn installed(plan: &Plan) -> (Vec<Box<dyn Contender>>, Vec<String>) {
     (found, missing)
 }
 
-/// What a peer learned about its own pace, by test, and how often in a row it was tried in vain.
+/// What a peer learned about its own pace, by test, and how often in a row it was tried without result.
 #[derive(Default)]
 struct Paces(BTreeMap<Test, (Pace, i32)>);
 

@@ -174,7 +174,7 @@ pub(crate) fn run(
     for round in 0..plan.rounds {
         for (index, &Path { loss_percent, rtt_ms, window }) in paths.iter().enumerate() {
             for turn in 0..2 {
-                // Whoever comes first in one round comes later in the next.
+                // The one that comes first in one round comes later in the next.
                 let which = (turn + round as usize) % 2;
                 let sender = Sender::ALL[which];
                 let name = sender.name();

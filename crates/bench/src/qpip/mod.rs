@@ -1,4 +1,4 @@
-//! QPIP beside the kernel's sockets on one link: figures 3 and 4 and tables 1 to 3 of the paper.
+//! QPIP compared with the kernel's sockets on one link: figures 3 and 4 and tables 1 to 3 of the paper.
 //!
 //! A process in a network namespace of its own, the *stage*, has both ends of every link: two threads, each
 //! with a processor. Adapters in processes of their own are started for each slice. It is told what to

@@ -58,7 +58,7 @@ impl OwnProcess {
         this.input.as_mut().context("no standard input")?.write_all(line.as_bytes())?;
         let output = BufReader::new(output.context("no standard output")?);
         let mut lines = output.lines().map_while(Result::ok);
-        // Whoever runs it may have a word to say before.
+        // Anyone who runs it may have a word to say before.
         let answer = lines.find_map(|line| serde_json::from_str::<Result<(), String>>(&line).ok());
         answer.context("the process of the adapter is gone")?.map_err(|why| anyhow!(why))?;
         Ok(this)

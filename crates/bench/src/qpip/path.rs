@@ -68,7 +68,7 @@ impl Shared {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Whoever fails ends it for all.
+    /// Anyone who fails ends it for all.
     fn ended(&self, outcome: Result<()>) -> Result<()> {
         self.stop.fetch_or(outcome.is_err(), Ordering::Release);
         outcome

@@ -153,7 +153,7 @@ pub(crate) fn run(
         let count = rows.len();
         let mut race = None;
         for turn in 0..count {
-            // Whoever comes first in one round comes later in the next.
+            // The one that comes first in one round comes later in the next.
             let row = &mut rows[(turn + round) % count];
             let key = (row.contender.name, row.figure);
             let failed: &mut (usize, String) = failures.entry(key).or_default();

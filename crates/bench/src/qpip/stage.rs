@@ -29,7 +29,7 @@ pub(super) const PORT: u16 = 5001;
 const PATIENCE: Duration = Duration::from_secs(8);
 /// Between two looks whether the ends have ended.
 const LOOK: Duration = Duration::from_millis(5);
-/// Looks in vain between two looks at the clock.
+/// Looks that find nothing between two looks at the clock.
 const LOOKS: u32 = 4096;
 /// By then an answer is there.
 const ANSWERED: Duration = Duration::from_micros(100);

@@ -1,4 +1,4 @@
-//! What QPIP is to reach beside the kernel's sockets on the same link.
+//! What QPIP is to reach compared with the kernel's sockets on the same link.
 
 use super::idle::IdleCost;
 use super::model::{

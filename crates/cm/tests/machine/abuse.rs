@@ -119,7 +119,7 @@ fn garbage_is_cut_at_the_first_wrong_byte() {
 
 #[test]
 fn requests_that_are_none_are_refused() {
-    // Whoever does not show the device of plain iWARP refuses requests of such adapters, too.
+    // Anyone who does not show the device of plain iWARP refuses requests of such adapters, too.
     let (mut pair, listener) = listening(Config { takes_plain: false, ..Config::default() });
     let good = Setup::Request(offer(), &[]).to_bytes();
     let mut other_version = good.clone();

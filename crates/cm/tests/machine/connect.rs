@@ -158,7 +158,7 @@ fn a_server_may_leave_before_the_connection_stands() {
         assert_eq!(pair.nodes.each_ref().map(|node| node.cm.load().streams), [0, 0]);
         assert_eq!(pair.nodes.each_ref().map(|node| node.cm.load().deadlines), [0, 0]);
     }
-    // Whoever does not answer the reply any more.
+    // Anyone who does not answer the reply any more.
     let mut pair = Pair::default();
     let (active, passive) = pair.accepted();
     pair.nodes[1].cm.disconnect(pair.now, passive).unwrap();
@@ -215,7 +215,7 @@ fn a_request_whose_sender_went_is_told_and_cannot_be_accepted() {
         let listener = pair.listen(PortSpace::Tcp, 5000, 1);
         let active = pair.connect(5000, &Param::default());
         let channel = pair.nodes[1].channel;
-        // Whoever has seen that an event waits finds it.
+        // Anyone who has seen that an event waits finds it.
         assert_eq!(pair.nodes[1].cm.waiting(channel), 1);
         let before = taken.then(|| pair.expect(1, EventKind::ConnectRequest));
         pair.nodes[0].cm.destroy_id(active).unwrap();
@@ -432,7 +432,7 @@ fn a_listener_may_be_a_moment_late() {
     pair.nodes[1].cm.accept(pair.now, request.id, Some(&Param::default())).unwrap();
     pair.run();
     assert_eq!(pair.expect(0, EventKind::ConnectResponse).id, active);
-    // Whoever does not want to wait any more need not.
+    // Anyone who does not want to wait any more need not.
     let mut pair = Pair::default();
     let active = pair.connect(5000, &Param::default());
     assert_eq!(pair.nodes[0].cm.load().deadlines, 1);

@@ -1,7 +1,7 @@
 //! Connection management on kernel sockets: it gives `quipu-cm`, which knows no network, listeners,
 //! TCP streams, UDP sockets and descriptors for its event channels. Nothing here ever waits.
 //!
-//! Whoever connects, connects from the socket that its identifier was bound to; so the port numbers of
+//! Anyone who connects, connects from the socket that its identifier was bound to; so the port numbers of
 //! `rdma_cm` are those of TCP and UDP, and the kernel keeps two from taking the same.
 
 mod address;

@@ -12,7 +12,7 @@ use crate::sys;
 const READ: c_int = libc::EPOLLIN | libc::EPOLLRDHUP;
 const WRITE: c_int = libc::EPOLLOUT;
 
-/// Silence after which a peer is asked for a sign of life, and between askings; and how many in vain
+/// Silence after which a peer is asked for a sign of life, and between askings; and how many without result
 /// mean that it is gone.
 pub(crate) const KEEP_ALIVE_SECONDS: c_int = 15;
 pub(crate) const KEEP_ALIVE_COUNT: c_int = 4;

@@ -26,7 +26,7 @@ const ROOM: usize = 65_536;
 const ROOM_STRIDE: usize = ROOM + 64;
 /// From one datagram that goes out to the next: each has lines of the cache of its own.
 const SLOT: usize = MAX_DATAGRAM.next_multiple_of(64);
-/// What a call needs beside the payload. The pointers in the headers are set for each call anew.
+/// What a call needs in addition to the payload. The pointers in the headers are set for each call anew.
 struct Call {
     headers: [libc::mmsghdr; BATCH],
     vectors: [libc::iovec; BATCH],
@@ -75,7 +75,7 @@ pub(super) struct Incoming {
     count: usize,
 }
 
-/// How many messages the next look at a socket asks for. Most looks of a poller are in vain, and cost
+/// How many messages the next look at a socket asks for. Most looks of a poller are without result, and cost
 /// less the less they ask for; behind two in a row that were not, there may be many more. A train is as much
 /// as a look may bring: the program has to post receives for what comes next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

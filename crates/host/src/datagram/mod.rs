@@ -30,7 +30,7 @@ use crate::tap::Adapter;
 const RECEIVE_BYTES: c_int = 8 << 20;
 /// Batches that one look at a socket takes.
 const BATCHES_PER_TURN: usize = 4;
-/// Looks in vain after which a socket is no longer tried without asking epoll.
+/// Looks that find nothing after which a socket is no longer tried without asking epoll.
 const PATIENCE: u32 = 4096;
 /// As how many of those a look in vain counts where something came otherwise, by shared memory or a stream: a
 /// program whose two ends have met by datagrams goes on by that. Not so once a socket has had `STEADY` looks
@@ -67,7 +67,7 @@ struct Socket {
     trains: bool,
     /// What the kernel has not taken yet. While there is something, nothing more is sent.
     held: Option<Box<Outgoing>>,
-    /// Looks in vain since the last datagram.
+    /// Looks that find nothing since the last datagram.
     misses: u32,
     /// Looks that found something since it was last given up.
     hits: u32,
@@ -76,7 +76,7 @@ struct Socket {
 }
 
 impl Socket {
-    /// Behind a look, which may have been in vain, `beside` one at something else that was not.
+    /// After a look, which may have been without result, `beside` one at something else that was not.
     #[inline]
     fn lose_patience(&mut self, beside: bool) {
         if beside && self.misses > 0 && self.hits < STEADY {

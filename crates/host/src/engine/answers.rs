@@ -112,7 +112,7 @@ impl<'a> Held<'a> {
         queued
     }
 
-    /// How many polls there were, how many of them in vain, and how many made progress.
+    /// How many polls there were, how many of them without result, and how many made progress.
     fn counted(&self) -> [u64; 3] {
         let Calls { polls, empty_polls, rounds, .. } = self.core.calls;
         [polls, empty_polls, rounds]

@@ -234,7 +234,7 @@ impl Core {
         for item in ready.iter() {
             let adapter = &mut self.adapter;
             match Token::from_bits(item.token) {
-                // Whoever waits may not have woken yet, and would go on sleeping: the kernel looks again
+                // Anyone who waits may not have woken yet, and would go on sleeping: the kernel looks again
                 // at what woke it.
                 Some(Token::Bell) if self.wakes_at.is_some() => {}
                 Some(Token::Bell) => self.bell.clear(),
@@ -260,7 +260,7 @@ impl Core {
                 }
                 Some(Token::Attached) => {
                     any |= self.attached_ready(now);
-                    // It rings once. Whoever waits for it has not heard it, if somebody else has.
+                    // It rings once. Anyone who waits for it has not heard it, if somebody else has.
                     if self.wakes_at.is_some() && !self.arm_attached() {
                         self.bell.set();
                     }
@@ -367,7 +367,7 @@ impl Core {
         self.wakes_at.is_some() && self.adapter.hot_channels() > 0
     }
 
-    /// While somebody waits for descriptors, every channel must ring. Whoever else made progress
+    /// While somebody waits for descriptors, every channel must ring. Any thread that makes progress
     /// has woken some, and arms them again. True if that found something to do.
     fn stay_armed(&mut self, now: Time) -> bool {
         if !self.is_owed_arming() {

@@ -146,7 +146,7 @@ fn begin(thread: Builder, run: impl FnOnce() + Send + 'static) -> std::io::Resul
     let _turn = pages::turn();
     let (begun, begins) = mpsc::channel();
     let thread = thread.spawn(move || {
-        // Whoever started it may have lost patience.
+        // Anyone who started it may have lost patience.
         let _ = begun.send(());
         run();
     })?;

@@ -16,7 +16,7 @@ use crate::pages::Shared;
 use crate::{blank, mapped};
 
 /// How long the end of a registration waits for a same-host peer that is in the middle of an access.
-/// Whoever takes longer loses its link, so that it holds up one call at most.
+/// Anyone who takes longer loses its link, so that it holds up one call at most.
 pub(crate) const QUIET_WAIT: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
 /// Registrations of up to so many bytes have their pages made, and of all together so many bytes. What is
 /// larger may be sparse: a program may register far more than it will ever use.

@@ -70,7 +70,7 @@ impl Core {
             self.publish(now);
         }
         self.count_poll(any);
-        // Whoever waits for descriptors is called for those that wait, in case that no other poll comes.
+        // Anyone who waits for descriptors is called for those that wait, in case that no other poll comes.
         self.release_acks(any);
         self.settle(now);
         if self.wakes_at.is_some() {
@@ -274,7 +274,7 @@ impl Core {
         }
     }
 
-    /// Behind a round that has found something, or not. Acknowledgements wait for a message to travel with,
+    /// After a round that has found something, or not. Acknowledgements wait for a message to travel with,
     /// as long as another round is to be expected soon.
     #[inline(always)]
     pub(super) fn release_acks(&mut self, any: bool) {

@@ -12,7 +12,7 @@ use super::faults::About;
 use crate::error::EngineError;
 use crate::lock::Guard;
 
-/// Polls between two yields of a thread that polls in vain, at first and while nobody else wants
+/// Polls between two yields of a thread that polls without result, at first and while nobody else wants
 /// its processor: the yields of a thread that is alone are spread further and further.
 const YIELD_EVERY: u32 = 512;
 const YIELD_EVERY_MAX: u32 = 16_384;
@@ -227,7 +227,7 @@ impl Engine {
 
     /// Takes up to `max` completions out of a queue, oldest first, and hands each to `taker`, which must
     /// not call the engine; how many. If there are none, makes progress on everything and looks again,
-    /// unless that was just done in vain for another queue.
+    /// unless that was just done without result for another queue.
     ///
     /// # Errors
     ///

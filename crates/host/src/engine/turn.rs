@@ -42,13 +42,13 @@ impl LastLook {
         self.0.is_some_and(|vain| vain.cq != cq && vain.last != cq && vain.spared < QUEUES - 1)
     }
 
-    /// A look for `cq` was in vain, or not.
+    /// A look for `cq` was without result, or not.
     #[inline]
     pub(crate) fn made(&mut self, cq: CqId, in_vain: bool) {
         self.0 = in_vain.then_some(Vain { cq, last: cq, spared: 0 });
     }
 
-    /// The queue that was polled between the last look, which was in vain, and one for `cq`.
+    /// The queue that was polled between the last look, which was without result, and one for `cq`.
     #[inline(always)]
     pub(super) fn polled_between(&self, cq: CqId) -> Option<CqId> {
         match self.0 {
@@ -72,7 +72,7 @@ impl LastLook {
 }
 
 /// The queue whose next poll does without a look, as [`LastLook`] has found already, and so needs not even
-/// the engine's lock. Whoever takes that, so that something may come into the queue, takes this back.
+/// the engine's lock. Anyone who takes that, so that something may come into the queue, takes this back.
 pub(super) struct Spared(AtomicU64);
 
 impl Spared {

@@ -42,7 +42,7 @@ pub(super) struct Message {
     pub(super) datagrams: Option<usize>,
 }
 
-/// What a call needs beside the bytes. Its pointers are set anew for each call.
+/// What a call needs in addition to the bytes. Its pointers are set anew for each call.
 pub(super) struct Messages {
     headers: [libc::mmsghdr; BATCH],
     vectors: [libc::iovec; BATCH],

@@ -14,7 +14,7 @@ const MEMORY: Duration = Duration::from_secs(1);
 pub(super) struct Patience {
     /// When it was first.
     since: Option<Instant>,
-    /// When a frame was last offered for so long in vain.
+    /// When a frame was last offered for so long without result.
     ended: Option<Instant>,
     /// What became of the frame behind that one: if it was taken, there was room, and the one before is of a
     /// kind that is dropped. If not, nothing passes, and the first that does ends it.
@@ -65,7 +65,7 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// A frame was offered in vain, and dropped.
+    /// A frame was offered without result, and dropped.
     fn ended(begin: Instant) -> Patience {
         let mut patience = Patience::default();
         assert!(!patience.is_over_at(begin) && patience.is_over_at(begin + PATIENCE));

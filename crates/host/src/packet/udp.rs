@@ -36,7 +36,7 @@ const BUFFER: libc::c_int = 4 << 20;
 
 /// Packets that go one by one after the kernel has refused several in one message. What it minds may pass, as
 /// a route that was away, or be one peer's, as a narrow path: others are not to pay for it for ever. Where it
-/// refuses all, a call in vain for so many is no matter.
+/// refuses all, one needless call for so many is no matter.
 const SINGLY: usize = 1024;
 
 /// A link over a UDP socket.

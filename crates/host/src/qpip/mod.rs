@@ -24,7 +24,7 @@ pub use self::config::{QpipConfig, parse_address};
 
 /// Frames that one look at the link takes, and that one turn sends.
 const FRAMES_PER_TURN: usize = 256;
-/// Looks in vain after which the link is no longer tried without asking epoll.
+/// Looks that find nothing after which the link is no longer tried without asking epoll.
 const PATIENCE: u32 = 4096;
 /// How long whoever finds the queue of an interface full waits before trying again. An interface of 1 Gb/s
 /// sends 40 long frames meanwhile, of a queue of a thousand.
@@ -65,7 +65,7 @@ pub(crate) struct Qpip {
     down: bool,
     /// The adapter has more for its own addresses than it takes at a time.
     has_more: bool,
-    /// Looks in vain since the last frame.
+    /// Looks that find nothing since the last frame.
     misses: u32,
     /// Failures of the link since it last worked.
     failures: u32,

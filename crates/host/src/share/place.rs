@@ -104,7 +104,7 @@ impl Place {
             let is_socket =
                 fs::symlink_metadata(&path).is_ok_and(|data| data.file_type().is_socket());
             let refuses = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-            // Whoever is about to listen there holds the place.
+            // Anyone who is about to listen there holds the place.
             if is_socket
                 && connect(&path).is_err_and(refuses)
                 && let Ok(Some(_place)) = Self::take(path.clone())

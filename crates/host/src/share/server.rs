@@ -33,7 +33,7 @@ use crate::sys::{self, Epoll, EventFd, ReadyList};
 const SPIN: Duration = Duration::from_micros(50);
 /// Turns between two looks at the sockets, while there is work.
 const TURNS_PER_LOOK: u32 = 64;
-/// Turns in vain between two times that the thread lets others have its processor.
+/// Turns without result between two times that the thread lets others have its processor.
 const TURNS_PER_YIELD: u32 = 16;
 /// The most programs at a time, and the most that may be about to attach.
 const MAX_TENANTS: usize = 64;

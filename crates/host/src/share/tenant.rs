@@ -401,7 +401,7 @@ impl Tenant {
         if before && requests.is_filled() {
             self.call = Some((call, end));
         } else {
-            // Whoever has the answer has the room, too.
+            // Anyone who has the answer has the room, too.
             self.channel.incoming.publish();
             let done = self.carry_out(&call);
             socket::send(&self.socket, &answer(done).bytes(), &[])?;

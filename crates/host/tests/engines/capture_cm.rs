@@ -113,7 +113,7 @@ fn a_stream_of_plain_iwarp_is_whole() {
             let length = StartFrame::frame_len(*kind, stream).unwrap().unwrap();
             let frame = StartFrame::parse(*kind, stream).unwrap();
             assert!(frame.private_data.ends_with(private_data), "{:?}", frame.private_data);
-            // Behind it the client opens the stream and sends; the server says nothing.
+            // After it the client opens the stream and sends; the server says nothing.
             let rest = &stream[length..];
             assert_eq!(rest.windows(5).any(|bytes| bytes == b"hello"), *kind == FrameKind::Request);
         }

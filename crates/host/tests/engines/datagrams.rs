@@ -301,7 +301,7 @@ fn to_a_group_over_ipv6() {
     if engine_is_refused("::1") {
         return;
     }
-    // Most kernels have no way to IPv6 groups over the loopback; then nobody is attached in vain.
+    // Most kernels have no way to IPv6 groups over the loopback; then nobody is attached for nothing.
     let node = node(&engine("::1", SameHost::Auto));
     let gid = Gid("ff0e::77:1:2".parse::<std::net::Ipv6Addr>().unwrap().octets());
     match node.engine.attach_multicast(node.qp, gid) {

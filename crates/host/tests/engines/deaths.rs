@@ -182,7 +182,7 @@ fn a_killed_peer_is_noticed_by_who_writes_and_never_polls() {
     assert_eq!(node.poll().status, WcStatus::RetryExcErr);
 }
 
-/// Whoever else has the descriptors of an engine that ends, or of a process, its peers are told.
+/// Peers are told of the end of an engine or a process, even where others still have its descriptors.
 #[test]
 fn the_end_is_noticed_though_a_child_has_the_sockets() {
     // A peer over TCP that is killed is as silent as over any socket that a child keeps.
@@ -292,7 +292,7 @@ fn what_had_arrived_before_a_queue_pair_left_is_executed() {
                 // The end of the process.
                 _ => b.engine.shutdown_flush(),
             };
-            // The status would be another, had it been repeated in vain.
+            // The status would be another, had it been repeated without result.
             assert_eq!(a.poll().status, WcStatus::Success, "{way:?} {round}");
         }
     }

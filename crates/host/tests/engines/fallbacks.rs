@@ -311,7 +311,7 @@ fn no_descriptor_left_for_a_while() {
     assert_eq!(scene.links(), 0);
     scene.actor.tell(&[]);
     scene.actor.hear("OPEN ");
-    // Whoever comes later is not refused for what happened before.
+    // Anyone who comes later is not refused for what happened before.
     scene.connect(1);
     scene.exercise(1);
     assert_eq!(scene.links(), 1);

@@ -181,7 +181,7 @@ fn an_interface_that_is_gone_says_so() {
     peer::put_as_it_is(link.as_mut(), &[0; 60], None, None);
     link.receive(8, &mut |_| {}).unwrap();
     ip("link delete ours");
-    // Whoever waits is told sooner or later.
+    // Anyone who waits is told sooner or later.
     let gone = (0..100).any(|_| {
         peer::wait(link.as_ref(), libc::POLLIN);
         link.receive(8, &mut |_| {}).is_err()

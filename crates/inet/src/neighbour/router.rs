@@ -25,7 +25,7 @@ pub(super) struct Routes {
     gateways: Vec<IpAddr>,
     routers: Vec<Learnt<Ipv6Addr>>,
     prefixes: Vec<Learnt<(Ipv6Addr, u8)>>,
-    /// Routers that were asked in vain in this round.
+    /// Routers that were asked without result in this round.
     silent: Vec<IpAddr>,
     link_mtu: u32,
     pub(super) mtu: u32,

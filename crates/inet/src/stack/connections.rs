@@ -373,7 +373,7 @@ impl Connections {
         self.parked = parked;
     }
 
-    /// Whether its next hop has just been looked for in vain.
+    /// Whether its next hop has just been looked for without result.
     pub(super) fn is_lost(&mut self, index: u32) -> bool {
         self.slots[index as usize].marks.take(Marks::LOST)
     }

@@ -1,6 +1,6 @@
 //! From the two ends of a connection to its place: a hash table with open addressing.
 //!
-//! Whoever can choose addresses and ports must not be able to make them collide, so the hash is keyed:
+//! Anyone who can choose addresses and ports must not be able to make them collide, so the hash is keyed:
 //! SipHash-1-3, over three words. Probing is linear, and what is taken out is filled from behind (Knuth,
 //! volume 3, 6.4, algorithm R), so there are no tombstones that would slow it down with age.
 

@@ -97,7 +97,7 @@ impl Stack {
                 }
             }
         }
-        // Whoever is to be spoken to may have to be found first.
+        // Anyone who is to be spoken to may have to be found first.
         self.transmit_tcp(now, out).or_else(|| self.transmit_discovery(out))
     }
 

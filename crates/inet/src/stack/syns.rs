@@ -6,7 +6,7 @@
 //! brings a cookie back; if that comes too early, it waits in the same line, since its sender would wait for
 //! a timer. While any waits nobody is there, or there is no room, so nobody is overtaken by a SYN. Where
 //! a line is full the newest is dropped, as all were if there were no lines: if the oldest gave way, those
-//! that had waited for longest would have waited in vain, and a flood would push everybody out.
+//! that had waited for longest would have waited without result, and a flood would push everybody out.
 
 use std::collections::VecDeque;
 

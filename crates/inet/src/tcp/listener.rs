@@ -87,7 +87,7 @@ impl Listener {
             return match (connection, reset_for(segment, payload)) {
                 (Some(connection), _) if may_open => Opening::Open(Box::new(connection)),
                 (Some(_), _) => Opening::Early,
-                // Whoever is kept waiting has a SYN or a cookie.
+                // Anyone who is kept waiting has a SYN or a cookie.
                 (None, Some(reset)) => Opening::Reply(reset),
                 (None, None) => Opening::Ignored,
             };

@@ -259,7 +259,7 @@ fn who_brings_a_cookie_back_too_early_need_not_come_again() {
     for id in &net.hosts[1].accepted[2..] {
         assert!(net.hosts[1].knows(*id, tcp::Event::Connected));
     }
-    // Whoever has reset the connection meanwhile has none, also if it had asked by a probe.
+    // Anyone who has reset the connection meanwhile has none, also if it had asked by a probe.
     offer(&mut net, listener, 0);
     for (turn, seq) in (1..).zip([101, 100]) {
         from_peer(&mut net, &Repr { seq: SeqNumber(seq), ..ack(&cookies[3]) });

@@ -108,7 +108,7 @@ fn nobody_there() {
         net.run(400 * SECOND);
         assert_eq!(net.hosts[0].user(id).events, [failed]);
         assert!(net.carried < 30, "{}", net.carried);
-        // Whoever comes later is found.
+        // Anyone who comes later is found.
         let (socket, _) = net.hosts[1].stack.bind(7).unwrap();
         let to = SocketAddr::new(net.hosts[0].address, 9);
         let next_hop = to.ip();

@@ -227,7 +227,7 @@ impl ConsumerControl {
     /// that better. Look once more before parking, and do so only if there is nothing at all.
     pub fn arm_at(&self, position: u32) {
         self.enough.store(position, Ordering::Relaxed);
-        // Release: whoever sees this does not see an older position.
+        // Release: a thread that sees this does not see an older position.
         self.armed.store(ENOUGH, Ordering::Release);
         fence(Ordering::SeqCst);
     }

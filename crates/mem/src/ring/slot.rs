@@ -214,7 +214,7 @@ impl SlotProducer {
     #[inline]
     pub fn show(&mut self) {
         if let Some((first, word)) = self.held.take() {
-            // Release: whoever sees the tag sees this slot and all that were filled behind it.
+            // Release: a thread that sees the tag sees this slot and all that were filled after it.
             self.words.at(first).store(word, Ordering::Release);
         }
     }
@@ -282,7 +282,7 @@ impl SlotWriter<'_> {
     pub fn commit(self, header: &SlotHeader) {
         let Self { ring, first } = self;
         let (row, word) = ring.fill(first, header);
-        // Release: whoever sees the tag sees the header and the payload.
+        // Release: a thread that sees the tag sees the header and the payload.
         row[0].store(word, Ordering::Release);
         ring.show();
     }

@@ -1,7 +1,7 @@
 //! Connection management: how two queue pairs that know each other's GID and number find each other.
 //!
 //! Programs connect by `modify_qp` on both sides, in no agreed order. Of the two ends the one with the
-//! smaller (GID, number) reaches out when it becomes ready to receive; the other waits. Whoever is asked
+//! smaller (GID, number) reaches out when it becomes ready to receive; the other waits. Anyone who is asked
 //! before its queue pair is ready keeps the request for a second at most. Until a connection stands, what is
 //! sent waits: for the retry time of the queue pair while the peer cannot be reached, and as long as the
 //! peer's host answers for a peer that was reached, since its process may be stopped.

@@ -257,7 +257,7 @@ impl<P: Probe> Adapter<P> {
                 stack::Event::Tcp { connection, event } => self.tcp_event(connection, event),
                 stack::Event::Neighbour { next_hop, found } => self.neighbour(next_hop, found),
                 stack::Event::Neighbours => self.neighbours(),
-                // Whoever sends datagrams learns of their fate from answers, or not at all.
+                // Anyone who sends datagrams learns of their fate from answers, or not at all.
                 stack::Event::Refused { .. } => {}
             }
         }

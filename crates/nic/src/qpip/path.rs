@@ -45,7 +45,7 @@ pub(crate) struct Late {
     pub(crate) closed: bool,
 }
 
-/// What a queue pair of type TCP has beside its queues.
+/// What a queue pair of type TCP has in addition to its queues.
 pub(crate) struct TcpPath {
     pub(crate) connection: Option<TcpId>,
     /// The listener whose next connection it waits for.

@@ -488,7 +488,7 @@ impl<P: Probe> Adapter<P> {
         }
     }
 
-    /// Whoever has the stream learns that the peer has ended it.
+    /// Anyone who has the stream learns that the peer has ended it.
     fn end_for_user(&mut self, connection: TcpId, failure: Option<Failure>) {
         let now = self.hub.now;
         let Some(inet) = &mut self.hub.inet else { return };

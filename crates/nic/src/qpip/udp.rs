@@ -40,7 +40,7 @@ const MOST_IN_PROGRESS: u32 = 8;
 const LOST_COUNTS: u8 = 4;
 const MOST_DOUBT: u8 = 64;
 
-/// What a queue pair of type UDP has beside its queues.
+/// What a queue pair of type UDP has in addition to its queues.
 #[derive(Debug, Default)]
 pub(crate) struct UdpPath {
     socket: Option<UdpId>,

@@ -98,7 +98,7 @@ impl FlowSpec {
     }
 }
 
-/// Which frames a rule is about, beside its specifications.
+/// Which frames a rule is about, in addition to its specifications.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlowKind {
     /// Those that its specifications match.

@@ -199,7 +199,7 @@ pub enum To {
         /// Its Q_Key; with the uppermost bit set, the own one.
         qkey: u32,
     },
-    /// Whoever is at that address and port (UDP).
+    /// Anyone who is at that address and port (UDP).
     Address(SocketAddr),
 }
 
@@ -309,7 +309,7 @@ impl WcOpcode {
     }
 }
 
-/// What a completion tells beside its bytes, mostly what came with a received message.
+/// What a completion tells in addition to its bytes, mostly what came with a received message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WcExtra {
     /// Nothing.

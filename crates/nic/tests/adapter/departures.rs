@@ -351,7 +351,7 @@ fn the_longest_timeout_is_nineteen_hours() {
     assert_eq!(pair.polled(0), [(1, RetryExcErr)]);
 }
 
-/// Whoever has heard of it otherwise, from `rdma_cm` above all, waits for nothing.
+/// Anyone who has heard of it otherwise, from `rdma_cm` above all, waits for nothing.
 #[test]
 fn the_wait_ends_with_the_queue_pair() {
     for way in WAYS {

@@ -75,7 +75,7 @@ impl Met {
         assert_eq!(self.received(1), [10]);
     }
 
-    /// Host 0 asks, and waits in vain before host 1 has looked.
+    /// Host 0 asks, and waits without result before host 1 has looked.
     fn asks_again(&mut self) {
         self.send(0, 1, b"question");
         assert_eq!(self.glance(0).1, None);

@@ -453,7 +453,7 @@ fn a_link_cannot_speak_for_another_host() {
     }
 }
 
-/// Whoever answers in the place of an engine of this host gets none of its queue pairs.
+/// Anyone who answers in the place of an engine of this host gets none of its queue pairs.
 #[test]
 fn a_link_to_another_engine_is_not_used() {
     let mut pair = Pair::new(Way::LinkCopying);

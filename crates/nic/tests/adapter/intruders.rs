@@ -156,7 +156,7 @@ fn the_end_that_asks_is_not_asked() {
     assert!(reply.windows(64).any(|bytes| bytes == refused.to_bytes()), "{reply:x?}");
 }
 
-/// Whoever answers in the place of the peer must know its PSNs.
+/// Anyone who answers in the place of the peer must know its PSNs.
 #[test]
 fn an_answer_with_other_psns_or_gids_is_none() {
     type Change = fn(&mut Hello);

@@ -7,7 +7,7 @@ use super::pair::{Pair, Way, connected};
 
 const STREAM: Way = Way::Stream(usize::MAX);
 
-/// Whoever has made all windows still gets all regions, and the other way round.
+/// Anyone who has made all windows still gets all regions, and the other way round.
 #[test]
 fn there_are_as_many_regions_and_windows_as_promised_of_each() {
     const MOST: u32 = 12;

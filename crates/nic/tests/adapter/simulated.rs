@@ -223,7 +223,7 @@ fn wait(pair: &mut Pair, ns: u64) {
 }
 
 /// The reply to a request for a connection is lost with its stream: the side that granted it takes the
-/// next attempt, with everything that it had sent in vain.
+/// next attempt, with everything that it had sent without result.
 #[test]
 fn a_grant_that_nobody_heard_is_taken_back() {
     let (mut pair, _) = unconnected_with_a_request();

@@ -53,7 +53,7 @@ impl fmt::Display for Failure {
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {
-            // Whoever reads has enough, as `head` has: nothing has failed for the user.
+            // Anyone who reads has enough, as `head` has: nothing has failed for the user.
             std::io::ErrorKind::BrokenPipe => Self::new("", "", "").with_code(READER_GONE),
             _ => Self::new("cannot write the output", error, ""),
         }

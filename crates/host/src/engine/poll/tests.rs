@@ -137,7 +137,7 @@ fn add_datagrams(engine: &Engine) -> QpNum {
     engine.create_qp(context, &init).unwrap().1
 }
 
-/// Whoever sends datagrams, be it nothing that makes sense, would have peers of others wait for ever.
+/// Anyone who sends datagrams, be it nothing that makes sense, would have peers of others wait for ever.
 #[test]
 fn acknowledgements_do_not_wait_for_all_that_comes_from_others() {
     let [a, b] = End::pair(SameHost::Never);

@@ -167,7 +167,7 @@ impl Attached {
             // It may have been made before that.
             self.posted |= self.overflow.drain(&mut put)?;
         }
-        // Whoever sleeps then may ask for the bell otherwise, and what waits next has to ask for it anew.
+        // Anyone who sleeps then may ask for the bell otherwise, and what waits next has to ask for it anew.
         self.awaits_room &= !self.overflow.is_empty();
         self.ring();
         Ok(())

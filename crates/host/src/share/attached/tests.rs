@@ -261,7 +261,7 @@ fn a_queue_is_full_when_it_is_full_and_what_waits_for_the_ring_goes_on_in_order(
     assert!(matches!(full, EngineError::Fault(Fault::QueueFull)));
     assert!(attached.overflow.end() == 4096 && !attached.has_taken(1));
     let end = attached.posted_end();
-    // Whoever sleeps, for however many completions, is called when there is room, and calls in turn.
+    // Anyone who sleeps, for however many completions, is called when there is room, and calls in turn.
     adapter.incoming.control.arm();
     let mut taken = take(&mut adapter, 100);
     assert!(adapter.outgoing.control.must_ring_at(0) && !called());

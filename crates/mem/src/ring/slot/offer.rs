@@ -28,7 +28,7 @@ impl SlotWriter<'_> {
         let Self { ring, first } = self;
         let (row, word) = ring.fill(first, header);
         let word = word | OFFERED;
-        // Release: whoever sees the tag sees the header and the payload.
+        // Release: a thread that sees the tag sees the header and the payload.
         row[0].store(word, Ordering::Release);
         ring.show();
         Offer { first, word, tail: ring.tail }

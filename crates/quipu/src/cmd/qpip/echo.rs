@@ -242,7 +242,7 @@ fn sockets(port: u16) -> std::io::Result<ExitCode> {
     thread::spawn(move || {
         let mut buffer = vec![0; LEN];
         loop {
-            // Whoever is gone is gone; others are still there.
+            // Anyone who is gone is gone; others are still there.
             if let Ok((len, from)) = udp.recv_from(&mut buffer)
                 && is_answered(from, port)
             {

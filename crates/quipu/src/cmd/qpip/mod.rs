@@ -298,7 +298,7 @@ fn connect(qp: &TcpQueuePair, to: SocketAddr, settings: &TcpSettings) -> Result<
     outcome.map_err(|error| unreachable(to, &error))
 }
 
-/// Whoever waits for a connection is told so.
+/// Anyone who waits for a connection is told so.
 fn say_waiting(to: SocketAddr) {
     eprintln!(
         "quipu: waiting for an answer from {to}; gives up after three minutes, Ctrl-C ends it \

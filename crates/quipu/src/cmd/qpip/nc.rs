@@ -222,7 +222,7 @@ impl End {
         }
         let bytes = self.places.read(place, completion.byte_len as usize).map_err(failed)?;
         output.write_all(&bytes)?;
-        // Behind the end of the stream it is of no use, and after a reset refused.
+        // After the end of the stream it is of no use, and after a reset refused.
         let _ = self.receive(place);
         Ok(())
     }

@@ -273,7 +273,7 @@ impl<'a> End<'a> {
         let (mut bytes, mut messages, mut ended) = (0, 0, false);
         let mut out = [Completion::default(); 64];
         loop {
-            // Behind the end nothing comes that could be waited for.
+            // After the end nothing comes that could be waited for.
             let found = if ended { self.cq.poll(&mut out) } else { self.completions(&mut out) };
             let found = found.map_err(failed)?;
             for completion in &out[..found] {

@@ -510,7 +510,7 @@ impl Connection {
                     Some(sink) if place == IS_SINK => (IS_SINK, sink.room(0)?),
                     _ => (place, self.places.room(place)?),
                 };
-                // Behind the end of the stream it is of no use, and after a reset refused.
+                // After the end of the stream it is of no use, and after a reset refused.
                 let _ = self.qp.post_recv(room.0, &room.1);
             }
         }

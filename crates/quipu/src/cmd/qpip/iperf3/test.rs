@@ -221,7 +221,7 @@ impl Test<'_> {
     fn end(mut self, outcome: Result<(), Failure>) -> Result<(), Failure> {
         if outcome.is_err() {
             let last = if self.is_server { State::ServerTerminate } else { State::ClientTerminate };
-            // Whoever is gone does not hear it.
+            // Anyone who is gone does not hear it.
             let _ = self.say(last);
         }
         // The next client need not wait for the leave.
