@@ -17,6 +17,7 @@
 //! | `cm` | connection management over TCP and UDP |
 //! | `mapped` | whether memory that is registered is there |
 //! | `pages` | registered memory that peers on this host map |
+//! | `files` | files that are read into registered memory, and written from it |
 //! | [`counters`] | what engines did, for others to read |
 //! | `tap` | packets for who wants to see them |
 //! | `port` | whether the interface of the device is up |
@@ -45,6 +46,7 @@ mod error;
 mod exec;
 mod extended;
 mod fault_log;
+mod files;
 mod fork;
 mod handle_map;
 mod interrupts;
@@ -89,6 +91,7 @@ pub use exec::{
     may_gain_no_privileges, own_file,
 };
 pub use extended::{IwarpMode, switch_to_iwarp};
+pub use files::{read_to_segment, write_from_segment};
 pub use interrupts::Interrupts;
 pub use lock::{Guard, Lock};
 pub use qos::QosConfig;

@@ -1,5 +1,8 @@
 //! Memory that the adapter uses.
 
+use std::io;
+use std::os::fd::AsFd;
+
 use quipu_host::nic::mem::{Segment, SegmentError, Vouched};
 use quipu_host::nic::{Access, Fault, Key, Region, Sge};
 
@@ -121,6 +124,49 @@ impl MemoryRegion {
         self.pd.device().opened.engine.check_allocated()?;
         let len = out.len();
         self.segment.read(offset, out).map_err(|error| self.fault(error, offset, len))
+    }
+
+    /// Writes `head`, and then `len` bytes from `offset` on, to a file in one call of writev(2), without a copy
+    /// in between: how many bytes were written. What peers change meanwhile is written as it happens to be.
+    ///
+    /// ```
+    /// # use quipu::{Access, Config, Device};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+    /// # let pd = Device::open(config)?.protection_domain()?;
+    /// # let (near, far) = std::os::unix::net::UnixStream::pair()?;
+    /// let memory = pd.register(4096, Access::LOCAL_WRITE)?;
+    /// memory.write(10, b"on a string")?;
+    /// memory.write_to(&near, b"knots ", 10, 11)?;
+    /// assert_eq!(memory.read_from(&far, 100, 999)?, 17);
+    /// assert_eq!(memory.to_vec(100, 17)?, b"knots on a string");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// What the system reports. The range leaves the region (`InvalidInput`). In a forked child memory of a
+    /// shared adapter is not there.
+    pub fn write_to(
+        &self,
+        file: impl AsFd,
+        head: &[u8],
+        offset: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        self.pd.device().opened.engine.check_allocated().map_err(io::Error::other)?;
+        quipu_host::write_from_segment(file.as_fd(), head, &self.segment, offset, len)
+    }
+
+    /// Reads once from a file, at most `len` bytes to `offset`, without a copy in between: how many came.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_to`](Self::write_to).
+    pub fn read_from(&self, file: impl AsFd, offset: usize, len: usize) -> io::Result<usize> {
+        self.pd.device().opened.engine.check_allocated().map_err(io::Error::other)?;
+        quipu_host::read_to_segment(file.as_fd(), &self.segment, offset, len)
     }
 
     /// A copy of `len` bytes from `offset` on.

@@ -11,7 +11,7 @@ use quipu_nbd::{Command, CommandFlags, Export, Handshake};
 use serde_json::json;
 
 use super::info::{failed, prepare};
-use super::rdma::{Data, Link};
+use super::rdma::{Data, Link, domain};
 use super::session::{PATIENCE, Trouble};
 use super::{Failure, size, socket};
 use crate::cmd::qpip::LinkOptions;
@@ -92,7 +92,7 @@ fn connect(options: &Options) -> Result<Box<dyn Pipeline>, Trouble> {
     let (places, block) = (options.depth as usize, options.block as usize);
     Ok(match &options.uri.place {
         Place::Rdma { host, port } => {
-            let mut link = Link::open((host, *port), wanted, PATIENCE)?;
+            let mut link = Link::open(domain()?, (host, *port), wanted, PATIENCE)?;
             link.spins = block < 64 << 10;
             let memory = link.pd.register(places * block, Access::LOCAL_WRITE)?;
             let lent = (0..places).map(|_| None).collect();

@@ -91,6 +91,10 @@ impl QpipStream {
     /// Connects with a server: a queue pair or a socket.
     pub(super) fn connect(host: &str, port: u16) -> Result<Self, Trouble> {
         let adapter = ADAPTER.get().ok_or(Trouble::Unsupported("nbd+qpip"))?;
+        Self::connect_from(adapter, host, port)
+    }
+
+    fn connect_from(adapter: &Adapter, host: &str, port: u16) -> Result<Self, Trouble> {
         let host: IpAddr = host.parse().map_err(|_| {
             Trouble::Adapter(format!("\"{host}\" is no IP address: an adapter resolves no names"))
         })?;
@@ -124,6 +128,12 @@ impl QpipStream {
     /// Makes the descriptor unreadable again, before what has come is read.
     pub(super) fn take_event(&self) -> io::Result<()> {
         self.cq.take_event().map_err(other)
+    }
+
+    /// Whether a read has something, or a write room if `wants_room`, of which the descriptor says nothing:
+    /// reads and writes take completions of both directions.
+    pub(super) fn is_ready(&self, wants_room: bool) -> bool {
+        !self.ready.is_empty() || self.has_ended || (wants_room && !self.free.is_empty())
     }
 
     /// Ends the connection at once: nothing more is sent.
@@ -254,5 +264,73 @@ impl Door {
         stream.qp.wait_connected()?;
         stream.watch_end();
         Ok(stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use quipu::Config;
+    use quipu::qpip::QpipConfig;
+
+    use super::*;
+
+    /// Two ends of a connection on UDP links, which need no right; the first does not wait.
+    fn connected() -> (QpipStream, QpipStream) {
+        let adapter = || {
+            let qpip = QpipConfig::new("udp:127.0.0.1:0".parse().unwrap());
+            let address = Some([127, 0, 0, 1].into());
+            let config = Config { address, counters: false, qpip: Some(qpip), ..Config::default() };
+            Adapter::open_with(config).unwrap()
+        };
+        let (near, far): (_, &'static Adapter) = (adapter(), Box::leak(Box::new(adapter())));
+        let door = Door::open(far, 0).unwrap();
+        let to = door.address().unwrap();
+        let server = thread::spawn(move || door.next().unwrap());
+        let mut client = QpipStream::connect_from(&near, &to.ip().to_string(), to.port()).unwrap();
+        client.set_patience(Some(Duration::ZERO));
+        (client, server.join().unwrap())
+    }
+
+    fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn would_block(outcome: io::Result<usize>) -> bool {
+        outcome.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    #[test]
+    fn a_read_and_a_write_find_what_the_other_has_taken_from_the_queue() {
+        let (mut near, mut far) = connected();
+        let data = vec![7; LENGTH];
+        let mut sent = 0;
+        // The other end takes nothing, so the queues fill up; then it says something.
+        until("there is always room", || match near.write(&data) {
+            Ok(count) => {
+                sent += count;
+                false
+            }
+            outcome => would_block(outcome) && sent > RECEIVES as usize * LENGTH,
+        });
+        far.write_all(b"full").unwrap();
+        until("a write takes no completion of a receive", || {
+            assert!(would_block(near.write(&data)));
+            near.is_ready(false)
+        });
+        let mut said = [0; 4];
+        assert_eq!(near.read(&mut said).unwrap(), 4);
+        assert!(!near.is_ready(true), "nothing is left of it");
+        far.read_exact(&mut vec![0; sent]).unwrap();
+        until("a read takes no completion of a send", || {
+            assert!(would_block(near.read(&mut said)));
+            near.is_ready(true)
+        });
+        assert!(!near.is_ready(false) && near.write(&data).is_ok());
     }
 }

@@ -145,6 +145,15 @@ impl Socket {
         }
     }
 
+    /// Whether a read has something, or a write room if `wants_room`, of which the descriptor says nothing.
+    pub(super) fn is_ready(&mut self, wants_room: bool) -> bool {
+        match self {
+            Self::Tcp(_) | Self::Unix(_) => false,
+            Self::Qpip(stream) => stream.is_ready(wants_room),
+            Self::Tls(stream) => stream.stream.socket().is_ready(wants_room),
+        }
+    }
+
     /// Before what has come is read, after the descriptor said that something has.
     pub(super) fn take_event(&mut self) -> io::Result<()> {
         match self {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use quipu::PollEntry;
 use quipu_nbd::schedule::{Class, Limits, Schedule};
 use quipu_nbd::{Command, CommandFlags, Errno, Export, TransmissionFlags};
 
-use super::super::line::{Data, Done, Job, POLLIN, Progress};
+use super::super::line::{Buffer, Data, Done, Job, POLLIN, Progress, unshare};
 use super::lines::Lines;
 use super::protocol::{self, BUFFER, EINVAL, OUT_HEADER, WRITE_DATA, Wants, header};
 
@@ -57,7 +57,9 @@ pub(super) struct Front {
     schedule: Schedule<Job>,
     ops: HashMap<u64, Op>,
     /// Buffers for requests, for use again.
-    buffers: Vec<Vec<u8>>,
+    buffers: Vec<Buffer>,
+    /// The beginning of a request.
+    head: Vec<u8>,
     begun: Instant,
     /// The kernel has unmounted it.
     has_ended: bool,
@@ -85,6 +87,7 @@ impl Front {
             schedule,
             ops: HashMap::new(),
             buffers: Vec::new(),
+            head: Vec::new(),
             begun: Instant::now(),
             has_ended: false,
             last: None,
@@ -133,21 +136,26 @@ impl Front {
         let now = self.now();
         let limit = match progress {
             Progress::More => Some(Duration::ZERO),
+            Progress::Idle if watched.iter().any(|it| it.is_ready) => Some(Duration::ZERO),
             Progress::Idle => {
                 let next = [self.schedule.timeout(), self.lines.retry_at(&self.schedule)];
                 next.into_iter().flatten().min().map(|at| at.saturating_sub(now))
             }
         };
         super::super::line::sleep(&mut entries, limit)?;
-        let ready = entries[2..].iter().zip(watched).filter(|(entry, _)| entry.revents != 0);
+        let lines = entries[2..].iter().zip(watched);
+        let ready = lines.filter(|(entry, it)| entry.revents != 0 || it.is_ready);
         Ok(ready.map(|(_, it)| it.number).collect())
     }
 
     /// Takes as many requests of the kernel as there are and as there is room for.
     fn take_requests(&mut self) -> io::Result<()> {
         while !self.has_ended && self.schedule.len() < DEPTH {
-            let mut buffer = self.buffers.pop().unwrap_or_else(|| vec![0; BUFFER]);
-            match (&self.device).read(&mut buffer) {
+            let mut buffer = match self.buffers.pop() {
+                Some(buffer) => buffer,
+                None => self.lines.memory().buffer(BUFFER, WRITE_DATA)?,
+            };
+            match buffer.receive(&self.device) {
                 Ok(length) => self.take(buffer, length)?,
                 Err(error) => {
                     self.buffers.push(buffer);
@@ -171,8 +179,9 @@ impl Front {
         self.flush(0, Step::Last);
     }
 
-    fn take(&mut self, buffer: Vec<u8>, length: usize) -> io::Result<()> {
-        let Some(request) = self.file.request(&buffer[..length]) else {
+    fn take(&mut self, buffer: Buffer, length: usize) -> io::Result<()> {
+        buffer.head(length, &mut self.head)?;
+        let Some(request) = self.file.request(&self.head, length) else {
             self.buffers.push(buffer);
             return Ok(());
         };
@@ -186,9 +195,10 @@ impl Front {
                 self.add(unique, Step::Read, Command::Read, range, Data::Read(buffer));
                 return Ok(());
             }
-            Wants::Write { offset, data } => {
-                let range = (offset, data.len() as u64);
-                let data = Data::Write(Arc::new(buffer), WRITE_DATA);
+            Wants::Write { offset, length } => {
+                let range = (offset, length as u64);
+                let at = buffer.start() + WRITE_DATA;
+                let data = Data::Write(Arc::new(buffer), at);
                 self.add(unique, Step::Write, Command::Write, range, data);
                 return Ok(());
             }
@@ -366,7 +376,8 @@ impl Front {
             (Err(errno), _) => self.reply(unique, errno, &[])?,
             (Ok(()), Step::Read) => {
                 if let Data::Read(data) = &job.data {
-                    self.reply(unique, 0, &data[..length])?;
+                    let header = header(unique, 0, length);
+                    taken(data.send(&self.device, &header, length))?;
                 }
             }
             (Ok(()), Step::Write) => self.reply(unique, 0, &protocol::written(length))?,
@@ -380,7 +391,7 @@ impl Front {
         }
         match job.data {
             Data::Read(buffer) => self.buffers.push(buffer),
-            Data::Write(buffer, _) => self.buffers.extend(Arc::try_unwrap(buffer)),
+            Data::Write(buffer, _) => self.buffers.extend(unshare(buffer)),
             Data::None | Data::Extents(_) => {}
         }
         Ok(())
@@ -401,12 +412,16 @@ impl Front {
 
     fn reply(&mut self, unique: u64, errno: i32, data: &[u8]) -> io::Result<()> {
         let header: [u8; OUT_HEADER] = header(unique, errno, data.len());
-        // The kernel takes a reply whole or not at all.
-        match (&self.device).write_vectored(&[IoSlice::new(&header), IoSlice::new(data)]) {
-            Ok(_) => Ok(()),
-            // ENOENT: the program that asked is gone. ENODEV: so is the mount.
-            Err(error) if matches!(error.raw_os_error(), Some(2 | ENODEV)) => Ok(()),
-            Err(error) => Err(error),
-        }
+        let pieces = [IoSlice::new(&header), IoSlice::new(data)];
+        taken((&self.device).write_vectored(&pieces).map(drop))
+    }
+}
+
+/// What it means that the kernel takes a reply, or does not. It takes it whole or not at all.
+fn taken(outcome: io::Result<()>) -> io::Result<()> {
+    match outcome {
+        // ENOENT: the program that asked is gone. ENODEV: so is the mount.
+        Err(error) if matches!(error.raw_os_error(), Some(2 | ENODEV)) => Ok(()),
+        outcome => outcome,
     }
 }

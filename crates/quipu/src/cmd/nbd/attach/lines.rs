@@ -11,7 +11,7 @@ use quipu_nbd::schedule::Schedule;
 use quipu_nbd::uri::Uri;
 use quipu_nbd::{Export, TransmissionFlags};
 
-use super::super::line::{self, Done, Job, Line, Progress};
+use super::super::line::{self, Done, Job, Line, Memory, Progress};
 use super::super::session::Trouble;
 
 /// Connections at a time to a server whose connections see each other's writes.
@@ -26,6 +26,8 @@ pub(super) struct Watched {
     pub(super) number: u32,
     pub(super) fd: RawFd,
     pub(super) events: i16,
+    /// It need not be waited for.
+    pub(super) is_ready: bool,
 }
 
 type Outcome = Result<Box<dyn Line>, Trouble>;
@@ -33,6 +35,7 @@ type Outcome = Result<Box<dyn Line>, Trouble>;
 /// The connections, each with a number of its own.
 pub(super) struct Lines {
     uri: Uri,
+    memory: Memory,
     export: Export,
     has_status: bool,
     lines: Vec<(u32, Box<dyn Line>)>,
@@ -53,7 +56,8 @@ pub(super) struct Lines {
 impl Lines {
     /// With a first connection.
     pub(super) fn new(uri: &Uri, is_patient: bool) -> Result<Self, Trouble> {
-        let first = line::open(uri)?;
+        let memory = Memory::new(uri)?;
+        let first = line::open(uri, &memory)?;
         let (export, has_status) = (first.export().clone(), first.has_status());
         // Readers need no promise about what other connections see.
         let safe = TransmissionFlags::READ_ONLY | TransmissionFlags::MULTI_CONN;
@@ -63,6 +67,7 @@ impl Lines {
         wake.1.set_nonblocking(true)?;
         Ok(Self {
             uri: uri.clone(),
+            memory,
             export,
             has_status,
             lines: vec![(0, first)],
@@ -84,6 +89,11 @@ impl Lines {
     /// The export, as the first connection found it.
     pub(super) fn export(&self) -> &Export {
         &self.export
+    }
+
+    /// What buffers for requests are made of.
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// Whether the server tells what is allocated.
@@ -118,7 +128,9 @@ impl Lines {
     /// A connection fails: its number.
     pub(super) fn watch(&mut self) -> Result<Vec<Watched>, (u32, Box<Trouble>)> {
         let watch = |(number, line): &mut (u32, Box<dyn Line>)| match line.watch() {
-            Ok((fd, events)) => Ok(Watched { number: *number, fd, events }),
+            Ok((fd, events)) => {
+                Ok(Watched { number: *number, fd, events, is_ready: line.is_ready() })
+            }
             Err(trouble) => Err((*number, Box::new(trouble))),
         };
         self.lines.iter_mut().map(watch).collect()
@@ -227,10 +239,10 @@ impl Lines {
         }
         self.next_attempt = now + RETRY;
         let (sender, receiver) = mpsc::sync_channel(1);
-        let uri = self.uri.clone();
+        let (uri, memory) = (self.uri.clone(), self.memory.clone());
         let Ok(mut wake) = self.wake.1.try_clone() else { return };
         let attempt = move || {
-            let _ = sender.send(line::open(&uri));
+            let _ = sender.send(line::open(&uri, &memory));
             let _ = wake.write(&[1]);
         };
         if thread::Builder::new().name("nbd connect".into()).spawn(attempt).is_ok() {

@@ -58,7 +58,7 @@ pub(super) struct File {
 
 /// What the kernel wants.
 #[derive(Debug, Eq, PartialEq)]
-pub(super) enum Wants<'a> {
+pub(super) enum Wants {
     /// These bytes as the reply.
     Reply(Vec<u8>),
     /// This error as the reply; 0 for success.
@@ -69,9 +69,10 @@ pub(super) enum Wants<'a> {
         offset: u64,
         length: usize,
     },
+    /// The data lie in the request, from [`WRITE_DATA`] on.
     Write {
         offset: u64,
-        data: &'a [u8],
+        length: usize,
     },
     Flush,
     /// Zeros in a range; with `hole` the storage may be given back.
@@ -89,10 +90,10 @@ pub(super) enum Wants<'a> {
 
 /// A request.
 #[derive(Debug, Eq, PartialEq)]
-pub(super) struct Request<'a> {
+pub(super) struct Request {
     /// Its number, for the reply.
     pub(super) unique: u64,
-    pub(super) wants: Wants<'a>,
+    pub(super) wants: Wants,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -123,7 +124,7 @@ impl Words {
         self
     }
 
-    fn reply<'a>(self) -> Wants<'a> {
+    fn reply(self) -> Wants {
         Wants::Reply(self.0)
     }
 }
@@ -148,16 +149,16 @@ pub(super) fn found(offset: u64) -> Vec<u8> {
 }
 
 impl File {
-    /// Reads a request; `None` if it is too short to have a reply.
-    pub(super) fn request<'a>(&self, bytes: &'a [u8]) -> Option<Request<'a>> {
+    /// Reads a request of `total` bytes, which begins with these; `None` if it is too short to have a reply.
+    pub(super) fn request(&self, bytes: &[u8], total: usize) -> Option<Request> {
         let (code, unique, node) = (u32_at(bytes, 4)?, u64_at(bytes, 8)?, u64_at(bytes, 16)?);
         let body = bytes.get(IN_HEADER..)?;
-        let wants = self.wants(code, node, body).unwrap_or(Wants::Error(EINVAL));
+        let wants = self.wants(code, node, body, total).unwrap_or(Wants::Error(EINVAL));
         Some(Request { unique, wants })
     }
 
     /// `None` if the request is too short.
-    fn wants<'a>(&self, code: u32, node: u64, body: &'a [u8]) -> Option<Wants<'a>> {
+    fn wants(&self, code: u32, node: u64, body: &[u8], total: usize) -> Option<Wants> {
         let is_file = node == FILE;
         Some(match code {
             1 => self.lookup(node, body),
@@ -171,7 +172,7 @@ impl File {
             }
             14 => Wants::Error(EISDIR),
             15 if is_file => self.read(body)?,
-            16 if is_file => self.write(body)?,
+            16 if is_file => self.write(body, total)?,
             17 => self.statistics(),
             // RELEASE, FLUSH (a close), RELEASEDIR, FSYNCDIR, ACCESS, DESTROY
             18 | 25 | 29 | 30 | 34 | 38 => Wants::Error(0),
@@ -185,7 +186,7 @@ impl File {
         })
     }
 
-    fn initialise<'a>(&self, body: &[u8]) -> Option<Wants<'a>> {
+    fn initialise(&self, body: &[u8]) -> Option<Wants> {
         let (major, minor) = (u32_at(body, 0)?, u32_at(body, 4)?);
         let (ahead, flags) = (u32_at(body, 8)?, u32_at(body, 12)?);
         if major != MAJOR || minor < 28 {
@@ -204,7 +205,7 @@ impl File {
         Some(words.reply())
     }
 
-    fn lookup<'a>(&self, node: u64, name: &[u8]) -> Wants<'a> {
+    fn lookup(&self, node: u64, name: &[u8]) -> Wants {
         if node != ROOT || name.strip_suffix(b"\0") != Some(NAME.as_bytes()) {
             return Wants::Error(ENOENT);
         }
@@ -214,7 +215,7 @@ impl File {
     }
 
     /// Times may be set, to no effect. The size is that of the disk.
-    fn set<'a>(&self, node: u64, body: &[u8]) -> Option<Wants<'a>> {
+    fn set(&self, node: u64, body: &[u8]) -> Option<Wants> {
         let (valid, size) = (u32_at(body, 0)?, u64_at(body, 16)?);
         if valid & SETS_SIZE != 0 && size != self.size {
             return Some(Wants::Error(EPERM));
@@ -227,23 +228,25 @@ impl File {
         length.min(self.size.saturating_sub(offset))
     }
 
-    fn read<'a>(&self, body: &[u8]) -> Option<Wants<'a>> {
+    fn read(&self, body: &[u8]) -> Option<Wants> {
         let (offset, length) = (u64_at(body, 8)?, u32_at(body, 16)?);
         let length = self.clip(offset, u64::from(length).min(self.longest as u64)) as usize;
         Some(if length == 0 { Wants::Reply(Vec::new()) } else { Wants::Read { offset, length } })
     }
 
-    fn write<'a>(&self, body: &'a [u8]) -> Option<Wants<'a>> {
+    fn write(&self, body: &[u8], total: usize) -> Option<Wants> {
         let (offset, length) = (u64_at(body, 8)?, u32_at(body, 16)? as usize);
-        let data = body.get(WRITE_HEADER..)?.get(..length)?;
+        if WRITE_DATA.checked_add(length)? > total {
+            return None;
+        }
         Some(match self.clip(offset, length as u64) as usize {
             _ if self.read_only => Wants::Error(EPERM),
             0 if length > 0 => Wants::Error(28),
-            count => Wants::Write { offset, data: &data[..count] },
+            count => Wants::Write { offset, length: count },
         })
     }
 
-    fn allocate<'a>(&self, body: &[u8]) -> Option<Wants<'a>> {
+    fn allocate(&self, body: &[u8]) -> Option<Wants> {
         const KEEP_SIZE: u32 = 1;
         const PUNCH_HOLE: u32 = 2;
         const ZERO_RANGE: u32 = 16;
@@ -259,7 +262,7 @@ impl File {
         })
     }
 
-    fn seek<'a>(&self, body: &[u8]) -> Option<Wants<'a>> {
+    fn seek(&self, body: &[u8]) -> Option<Wants> {
         let (offset, whence) = (u64_at(body, 8)?, u32_at(body, 16)?);
         Some(match whence {
             3 | 4 if offset >= self.size => Wants::Error(ENXIO),
@@ -269,7 +272,7 @@ impl File {
         })
     }
 
-    fn statistics<'a>(&self) -> Wants<'a> {
+    fn statistics(&self) -> Wants {
         let blocks = self.size / 4096;
         let mut words = Words::default().u64(blocks).u64(0).u64(0).u64(1).u64(0);
         words = words.u32(4096).u32(255).u32(4096);
@@ -297,7 +300,7 @@ impl Words {
 }
 
 /// The folder's entries from the third on: `.` and `..` are not needed.
-fn list<'a>(body: &[u8]) -> Option<Wants<'a>> {
+fn list(body: &[u8]) -> Option<Wants> {
     const REGULAR: u32 = 8;
     if u64_at(body, 8)? > 0 {
         return Some(Wants::Reply(Vec::new()));
@@ -330,7 +333,7 @@ mod tests {
 
     fn wants(code: u32, node: u64, body: Vec<u8>) -> String {
         let bytes = request(code, node, &body);
-        format!("{:?}", DISK.request(&bytes).unwrap().wants)
+        format!("{:?}", DISK.request(&bytes, bytes.len()).unwrap().wants)
     }
 
     fn range(offset: u64, length: u32) -> Vec<u8> {
@@ -339,9 +342,12 @@ mod tests {
 
     #[test]
     fn replies_have_the_lengths_of_the_kernels_structures() {
-        let length = |code, node, body: &[u8]| match DISK.request(&request(code, node, body)) {
-            Some(Request { wants: Wants::Reply(bytes), unique: 99 }) => bytes.len(),
-            other => panic!("{other:?}"),
+        let length = |code, node, body: &[u8]| {
+            let bytes = request(code, node, body);
+            match DISK.request(&bytes, bytes.len()) {
+                Some(Request { wants: Wants::Reply(bytes), unique: 99 }) => bytes.len(),
+                other => panic!("{other:?}"),
+            }
         };
         let init = Words::default().u32(7).u32(38).u32(1 << 17).u32(u32::MAX).0;
         assert_eq!(length(26, 0, &init), 64);
@@ -362,7 +368,7 @@ mod tests {
         assert_eq!(wants(15, FILE, range(u64::MAX, 4096)), "Reply([])");
         let mut body = range(size - 2, 4);
         body.extend([1, 2, 3, 4]);
-        assert!(wants(16, FILE, body).contains("data: [1, 2]"));
+        assert!(wants(16, FILE, body).contains("length: 2"));
         let mut body = range(size, 1);
         body.push(1);
         assert_eq!(wants(16, FILE, body), "Error(28)");
@@ -381,8 +387,8 @@ mod tests {
         for code in 0..60 {
             for length in [0, 1, 7, 16, 39] {
                 let bytes = request(code, FILE, &vec![0xff; length]);
-                assert!(DISK.request(&bytes).is_some());
-                assert!(DISK.request(&bytes[..length]).is_none());
+                assert!(DISK.request(&bytes, bytes.len()).is_some());
+                assert!(DISK.request(&bytes[..length], length).is_none());
             }
         }
     }

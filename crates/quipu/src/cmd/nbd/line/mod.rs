@@ -1,5 +1,6 @@
 //! A connection that carries several requests at a time and never blocks, for an event loop.
 
+mod buffer;
 mod rdma;
 mod socket;
 
@@ -14,6 +15,8 @@ use quipu_nbd::uri::{Place, Uri};
 use quipu_nbd::{Command, CommandFlags, Errno, Export, Extent, Handshake};
 
 use super::session::Trouble;
+
+pub(super) use buffer::{Buffer, Memory, unshare};
 
 /// Requests that a connection carries at most.
 const DEPTH: usize = 32;
@@ -36,9 +39,9 @@ pub(super) struct Job {
 pub(super) enum Data {
     None,
     /// The data of a write lie from this place on.
-    Write(Arc<Vec<u8>>, usize),
+    Write(Arc<Buffer>, usize),
     /// Those of a read come to the beginning.
-    Read(Vec<u8>),
+    Read(Buffer),
     /// What is allocated.
     Extents(Vec<Extent>),
 }
@@ -79,6 +82,10 @@ pub(super) trait Line: Send {
     fn advance(&mut self, is_ready: bool, done: &mut Vec<Done>) -> Result<Progress, Trouble>;
     /// What to watch while it is idle, and what for.
     fn watch(&mut self) -> Result<(RawFd, i16), Trouble>;
+    /// Whether there is more to do of which the descriptor says nothing.
+    fn is_ready(&mut self) -> bool {
+        false
+    }
     /// The requests that have no reply. The connection is of no use any more.
     fn take_back(&mut self) -> Vec<(u64, Job)>;
 }
@@ -87,11 +94,13 @@ pub(super) trait Line: Send {
 pub(super) const POLLIN: i16 = 1;
 pub(super) const POLLOUT: i16 = 4;
 
-/// Connects to the URI's export. Blocks.
-pub(super) fn open(uri: &Uri) -> Result<Box<dyn Line>, Trouble> {
+/// Connects to the URI's export, for requests in buffers of this memory. Blocks.
+pub(super) fn open(uri: &Uri, memory: &Memory) -> Result<Box<dyn Line>, Trouble> {
     let wanted = Handshake::new(&uri.export);
-    Ok(match &uri.place {
-        Place::Rdma { host, port } => Box::new(rdma::RdmaLine::open((host, *port), wanted)?),
+    Ok(match (&uri.place, &memory.domain) {
+        (Place::Rdma { host, port }, Some(domain)) => {
+            Box::new(rdma::RdmaLine::open(domain, (host, *port), wanted)?)
+        }
         _ => Box::new(socket::SocketLine::open(uri, wanted)?),
     })
 }
@@ -109,11 +118,3 @@ pub(super) fn sleep(entries: &mut [PollEntry], limit: Option<Duration>) -> io::R
 
 /// Requests without a reply: the caller's number and the request, by their cookies.
 type Jobs = HashMap<u64, (u64, Job)>;
-
-/// The bytes of a write.
-fn written(job: &Job) -> &[u8] {
-    match &job.data {
-        Data::Write(bytes, at) => &bytes[*at..*at + job.length as usize],
-        _ => &[],
-    }
-}

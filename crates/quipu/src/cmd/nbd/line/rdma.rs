@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 
-use quipu::{Access, MemoryRegion};
-use quipu_nbd::messages::{ClientMemory, Completed, MAX_MOVED, MessageEvent};
+use quipu::{Access, MemoryRegion, ProtectionDomain};
+use quipu_nbd::messages::{ClientMemory, Completed, MessageEvent};
 use quipu_nbd::{Command, Export, Handshake};
 
 use super::super::rdma::{Data as LinkData, Link};
 use super::super::session::{PATIENCE, Trouble};
-use super::{Data, Done, Job, Line, POLLIN, Progress, STEPS, written};
+use super::{Buffer, Data, Done, Job, Line, POLLIN, Progress, STEPS};
 
 /// Long requests at a time: as many as the server has buffers for.
 const LONG: usize = 16;
@@ -18,61 +18,60 @@ const LONG: usize = 16;
 pub(super) struct RdmaLine {
     link: Link,
     jobs: HashMap<u64, Flying>,
-    /// Registered memory for long data, and which of it is free.
-    buffers: Vec<MemoryRegion>,
-    free: Vec<usize>,
+    /// Requests whose buffers the server may use.
+    lent: usize,
+    /// Short data of a write.
+    short: Vec<u8>,
 }
 
 /// A request at the server.
 struct Flying {
     id: u64,
     job: Job,
-    lent: Option<Lent>,
+    /// What the server may use of the request's buffer until it replies.
+    lent: Option<MemoryRegion>,
 }
 
-/// A buffer, and what the server may use of it until it replies.
-type Lent = (usize, MemoryRegion);
-
 impl RdmaLine {
-    pub(super) fn open(place: (&str, u16), wanted: Handshake) -> Result<Self, Trouble> {
-        let link = Link::open(place, wanted, PATIENCE)?;
-        Ok(Self { link, jobs: HashMap::new(), buffers: Vec::new(), free: Vec::new() })
+    /// Connects. Buffers are registered in `domain`.
+    pub(super) fn open(
+        domain: &ProtectionDomain,
+        place: (&str, u16),
+        wanted: Handshake,
+    ) -> Result<Self, Trouble> {
+        let link = Link::open(domain.clone(), place, wanted, PATIENCE)?;
+        Ok(Self { link, jobs: HashMap::new(), lent: 0, short: Vec::new() })
     }
 
     fn is_moved(&self, job: &Job) -> bool {
         self.link.engine.is_moved(job.command, job.length)
     }
 
-    /// Lends memory to the server, with the data of a write.
-    fn lend(&mut self, job: &Job) -> Result<Lent, Trouble> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None => {
-                let memory = self.link.pd.register(MAX_MOVED as usize, Access::LOCAL_WRITE)?;
-                self.buffers.push(memory);
-                self.buffers.len() - 1
-            }
+    /// Lends the server the part of a request's buffer that it needs.
+    fn lend(job: &Job) -> Result<MemoryRegion, Trouble> {
+        let (buffer, at, access): (&Buffer, _, _) = match &job.data {
+            Data::Write(buffer, at) => (buffer, *at, Access::REMOTE_READ),
+            Data::Read(buffer) => (buffer, 0, Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+            _ => return Err(Trouble::Closed),
         };
-        let (buffer, length) = (&self.buffers[index], job.length as usize);
-        let access = if job.command == Command::Write {
-            buffer.write(0, written(job))?;
-            Access::REMOTE_READ
-        } else {
-            Access::LOCAL_WRITE | Access::REMOTE_WRITE
-        };
-        Ok((index, buffer.register_part(0, length, access)?))
+        let region = buffer.region().ok_or(Trouble::Closed)?;
+        Ok(region.register_part(at, job.length as usize, access)?)
     }
 
     /// Makes a request: its cookie, and the memory that it lends.
-    fn request(&mut self, job: &Job) -> Result<(u64, Option<Lent>), Trouble> {
-        let lent = if self.is_moved(job) { Some(self.lend(job)?) } else { None };
-        let data = match &lent {
-            Some((_, region)) => {
+    fn request(&mut self, job: &Job) -> Result<(u64, Option<MemoryRegion>), Trouble> {
+        let lent = self.is_moved(job).then(|| Self::lend(job)).transpose()?;
+        let data = match (&lent, &job.data) {
+            (Some(region), _) => {
                 let remote = region.remote(0, job.length as usize)?;
                 LinkData::Memory(ClientMemory { key: remote.rkey.0, address: remote.addr })
             }
-            None if job.command == Command::Write => LinkData::Short(written(job)),
-            None => LinkData::None,
+            (None, Data::Write(buffer, at)) => {
+                self.short.resize(job.length as usize, 0);
+                buffer.read(*at, &mut self.short)?;
+                LinkData::Short(&self.short)
+            }
+            _ => LinkData::None,
         };
         let range = (job.offset, job.length);
         let cookie = self.link.submit(job.command, job.flags, range, data)?;
@@ -82,24 +81,15 @@ impl RdmaLine {
     fn completed(&mut self, completed: Completed) -> Result<Done, Trouble> {
         let Flying { id, mut job, lent } =
             self.jobs.remove(&completed.cookie).ok_or(Trouble::Closed)?;
-        let length = job.length as usize;
-        let result = completed.result;
-        let buffer = lent.map(|(index, region)| {
-            // The key is void before the data are used.
-            drop(region);
-            self.free.push(index);
-            &self.buffers[index]
-        });
+        let (result, is_moved) = (completed.result, lent.is_some());
+        self.lent -= usize::from(is_moved);
+        // The key is void before the data are used.
+        drop(lent);
         if result.is_ok() {
-            match (&mut job.data, buffer) {
-                (Data::Read(data), Some(buffer)) => {
-                    buffer.read(0, data.get_mut(..length).ok_or(Trouble::Closed)?)?;
-                }
-                (Data::Read(data), None) => {
-                    let short = &self.link.message[completed.data];
-                    data.get_mut(..short.len()).ok_or(Trouble::Closed)?.copy_from_slice(short);
-                }
-                _ => {}
+            if let (Data::Read(buffer), false) = (&job.data, is_moved) {
+                let short = &self.link.message[completed.data];
+                let region = buffer.region().filter(|_| short.len() == job.length as usize);
+                region.ok_or(Trouble::Closed)?.write(0, short)?;
             }
             if job.command == Command::BlockStatus {
                 job.data = Data::Extents(completed.extents);
@@ -123,13 +113,13 @@ impl Line for RdmaLine {
     }
 
     fn has_room(&self, job: &Job) -> bool {
-        let buffer = !self.free.is_empty() || self.buffers.len() < LONG;
-        self.link.can_submit() && (buffer || !self.is_moved(job))
+        self.link.can_submit() && (self.lent < LONG || !self.is_moved(job))
     }
 
     fn submit(&mut self, id: u64, job: Job) -> Result<(), Trouble> {
         match self.request(&job) {
             Ok((cookie, lent)) => {
+                self.lent += usize::from(lent.is_some());
                 self.jobs.insert(cookie, Flying { id, job, lent });
                 Ok(())
             }

@@ -10,7 +10,7 @@ use quipu_nbd::{ClientEvent, Errno, Export, Handshake, Reply, Want};
 
 use super::super::session::{PATIENCE, Trouble};
 use super::super::socket::Session;
-use super::{DEPTH, Data, Done, Job, Jobs, Line, POLLIN, POLLOUT, Progress, STEPS, written};
+use super::{Buffer, DEPTH, Data, Done, Job, Jobs, Line, POLLIN, POLLOUT, Progress, STEPS};
 
 /// Pieces that one call sends.
 const PIECES: usize = 16;
@@ -30,9 +30,20 @@ pub(super) struct SocketLine {
 
 /// Bytes that are to be sent.
 struct Piece {
-    bytes: Arc<Vec<u8>>,
+    bytes: Arc<Buffer>,
     start: usize,
     end: usize,
+}
+
+impl Piece {
+    fn new(bytes: Arc<Buffer>, start: usize, len: usize) -> Result<Self, Trouble> {
+        let has = bytes.heap().is_some_and(|all| all.len() >= start + len);
+        has.then(|| Self { bytes, start, end: start + len }).ok_or(Trouble::Closed)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.bytes.heap().map_or(&[], |bytes| &bytes[self.start..self.end])
+    }
 }
 
 /// Whether a call had to wait; other errors are returned.
@@ -56,11 +67,8 @@ impl SocketLine {
     /// Sends as much as goes.
     fn send(&mut self) -> Result<(), Trouble> {
         while !self.out.is_empty() {
-            let slices: Vec<_> = self.out.iter().take(PIECES).collect();
-            let slices: Vec<_> = slices
-                .iter()
-                .map(|piece| IoSlice::new(&piece.bytes[piece.start..piece.end]))
-                .collect();
+            let pieces = self.out.iter().take(PIECES);
+            let slices: Vec<_> = pieces.map(|piece| IoSlice::new(piece.bytes())).collect();
             let sent = would_block(self.session.stream()?.socket().write_vectored(&slices))?;
             drop(slices);
             self.has_unsent = true;
@@ -99,6 +107,7 @@ impl SocketLine {
                 let (_, job) = self.jobs.get_mut(&cookie).ok_or(Trouble::Closed)?;
                 let Data::Read(data) = &mut job.data else { return Err(Trouble::Closed) };
                 let (at, length) = (at as usize, length as usize);
+                let data = data.heap_mut().ok_or(Trouble::Closed)?;
                 let place = data.get_mut(at + self.filled..at + length).ok_or(Trouble::Closed)?;
                 if !place.is_empty() {
                     match would_block(stream.fill_some(place))? {
@@ -124,6 +133,7 @@ impl SocketLine {
                 let (_, job) = self.jobs.get_mut(&cookie).ok_or(Trouble::Closed)?;
                 let Data::Read(data) = &mut job.data else { return Err(Trouble::Closed) };
                 let range = at as usize..(at + length) as usize;
+                let data = data.heap_mut().ok_or(Trouble::Closed)?;
                 data.get_mut(range).ok_or(Trouble::Closed)?.fill(0);
             }
             Reply::Extents(more) => {
@@ -161,13 +171,15 @@ impl Line for SocketLine {
         let client = self.session.client();
         let cookie = client.request(job.command, job.flags, job.offset, job.length);
         let header = std::mem::take(client.output());
-        let end = header.len();
-        self.out.push_back(Piece { bytes: Arc::new(header), start: 0, end });
-        if let Data::Write(bytes, at) = &job.data {
-            let (start, end) = (*at, *at + written(&job).len());
-            self.out.push_back(Piece { bytes: Arc::clone(bytes), start, end });
-        }
+        let len = header.len();
+        let header = Piece::new(Arc::new(Buffer::Heap(header)), 0, len);
+        let data = match &job.data {
+            Data::Write(bytes, at) => Some(Piece::new(Arc::clone(bytes), *at, job.length as usize)),
+            _ => None,
+        };
         self.jobs.insert(cookie, (id, job));
+        self.out.push_back(header?);
+        self.out.extend(data.transpose()?);
         Ok(())
     }
 
@@ -199,6 +211,11 @@ impl Line for SocketLine {
         let waits = !self.out.is_empty() || self.has_unsent;
         let fd = self.session.stream()?.socket().watch()?;
         Ok((fd, if waits { POLLIN | POLLOUT } else { POLLIN }))
+    }
+
+    fn is_ready(&mut self) -> bool {
+        let wants_room = !self.out.is_empty();
+        self.session.stream().is_ok_and(|stream| stream.socket().is_ready(wants_room))
     }
 
     fn take_back(&mut self) -> Vec<(u64, Job)> {

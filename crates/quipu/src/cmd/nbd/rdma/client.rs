@@ -52,9 +52,12 @@ pub(in crate::cmd::nbd) struct Link {
 
 impl Link {
     /// Connects: the negotiation is to follow.
-    pub(super) fn connect(place: (&str, u16), wanted: Handshake) -> Result<Self, Trouble> {
+    pub(super) fn connect(
+        pd: ProtectionDomain,
+        place: (&str, u16),
+        wanted: Handshake,
+    ) -> Result<Self, Trouble> {
         let (device, to) = (device()?, resolve(place)?);
-        let pd = device.protection_domain()?;
         let credits = u32::from(TERMS.credits);
         let cq = device.completion_queue(4 * credits)?;
         let qp = pd
@@ -77,13 +80,15 @@ impl Link {
         Ok(Self { engine, connection, cq, pd, receives, sends, polled, message, patience, spins })
     }
 
-    /// Connects and begins with the export. `patience`: for each step of the server.
+    /// Connects and begins with the export. The server's keys are to memory of `pd`. `patience`: for each
+    /// step of the server.
     pub(in crate::cmd::nbd) fn open(
+        pd: ProtectionDomain,
         place: (&str, u16),
         wanted: Handshake,
         patience: Duration,
     ) -> Result<Self, Trouble> {
-        let mut link = Self::connect(place, wanted)?;
+        let mut link = Self::connect(pd, place, wanted)?;
         link.patience = patience;
         loop {
             match link.next_event()? {

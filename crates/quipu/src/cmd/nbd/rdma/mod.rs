@@ -9,7 +9,7 @@ mod session;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
 
-use quipu::{Device, Error};
+use quipu::{Device, Error, ProtectionDomain};
 use quipu_nbd::messages::Terms;
 
 pub(super) use client::{Data, Link};
@@ -28,6 +28,11 @@ fn device() -> Result<Device, Error> {
         *device = Some(Device::from_env()?);
     }
     Ok(device.clone().expect("opened above"))
+}
+
+/// A new protection domain of the adapter.
+pub(super) fn domain() -> Result<ProtectionDomain, Error> {
+    device()?.protection_domain()
 }
 
 /// The adapter, if it is open.

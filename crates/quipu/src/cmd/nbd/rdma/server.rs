@@ -19,7 +19,7 @@ use super::super::serve::{PATIENCE, Service, Trouble, errno};
 use super::client::watch;
 use super::memory::{Places, id, of_id};
 use super::moves::{BUFFERS, Moves, Piece, READS};
-use super::{TERMS, device};
+use super::{TERMS, device, domain};
 
 const RECEIVE: u32 = 0;
 const REPLY: u32 = 1;
@@ -95,7 +95,7 @@ impl<'a> Client<'a> {
         request: ConnectionRequest,
         peer: Terms,
     ) -> Result<Self, Trouble> {
-        let pd = device()?.protection_domain()?;
+        let pd = domain()?;
         let credits = u32::from(TERMS.credits);
         let cq = device()?.completion_queue(2 * credits + BUFFERS as u32)?;
         // A peer has no right to any memory of the server.

@@ -8,6 +8,7 @@ use quipu_nbd::{Command, CommandFlags, Export, Extent, Handshake};
 
 use super::super::session::{Outcome, Trouble};
 use super::client::{Data, Link};
+use super::domain;
 
 /// The session.
 pub(in crate::cmd::nbd) struct Session {
@@ -23,7 +24,7 @@ impl Session {
         wanted: Handshake,
         patience: Duration,
     ) -> Result<Self, Trouble> {
-        Ok(Self { link: Link::open(place, wanted, patience)?, buffer: None })
+        Ok(Self { link: Link::open(domain()?, place, wanted, patience)?, buffer: None })
     }
 
     /// The names and descriptions of a server's exports.
@@ -31,7 +32,7 @@ impl Session {
         place: (&str, u16),
         wanted: Handshake,
     ) -> Result<Vec<(String, String)>, Trouble> {
-        let mut link = Link::connect(place, wanted)?;
+        let mut link = Link::connect(domain()?, place, wanted)?;
         let mut found = Vec::new();
         while !link.engine.has_ended() {
             if let MessageEvent::Listed(more) = link.next_event()? {
