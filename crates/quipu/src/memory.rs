@@ -126,8 +126,9 @@ impl MemoryRegion {
         self.segment.read(offset, out).map_err(|error| self.fault(error, offset, len))
     }
 
-    /// Writes `head`, and then `len` bytes from `offset` on, to a file in one call of writev(2), without a copy
-    /// in between: how many bytes were written. What peers change meanwhile is written as it happens to be.
+    /// Writes `head`, and then `len` bytes from `offset` on, to a file in one call of writev(2), without a
+    /// copy in between: how many bytes were written. What peers change meanwhile is written as it happens to
+    /// be.
     ///
     /// ```
     /// # use quipu::{Access, Config, Device};

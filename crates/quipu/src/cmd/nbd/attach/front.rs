@@ -413,15 +413,15 @@ impl Front {
     fn reply(&mut self, unique: u64, errno: i32, data: &[u8]) -> io::Result<()> {
         let header: [u8; OUT_HEADER] = header(unique, errno, data.len());
         let pieces = [IoSlice::new(&header), IoSlice::new(data)];
-        taken((&self.device).write_vectored(&pieces).map(drop))
+        taken((&self.device).write_vectored(&pieces))
     }
 }
 
 /// What it means that the kernel takes a reply, or does not. It takes it whole or not at all.
-fn taken(outcome: io::Result<()>) -> io::Result<()> {
+fn taken(outcome: io::Result<usize>) -> io::Result<()> {
     match outcome {
         // ENOENT: the program that asked is gone. ENODEV: so is the mount.
         Err(error) if matches!(error.raw_os_error(), Some(2 | ENODEV)) => Ok(()),
-        outcome => outcome,
+        outcome => outcome.map(drop),
     }
 }

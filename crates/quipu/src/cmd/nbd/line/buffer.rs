@@ -86,23 +86,20 @@ impl Buffer {
         }
     }
 
-    /// Writes `head` and the first `len` bytes to a file, in one call.
+    /// Writes `head` and the first `len` bytes to a file, in one call. How many bytes were written.
     pub(in crate::cmd::nbd) fn send(
         &self,
         mut file: &File,
         head: &[u8],
         len: usize,
-    ) -> io::Result<()> {
+    ) -> io::Result<usize> {
         match self {
             Self::Heap(bytes) => {
                 let data = bytes.get(..len).ok_or(io::ErrorKind::InvalidInput)?;
-                file.write_vectored(&[IoSlice::new(head), IoSlice::new(data)])?;
+                file.write_vectored(&[IoSlice::new(head), IoSlice::new(data)])
             }
-            Self::Registered { region, .. } => {
-                region.write_to(file, head, 0, len)?;
-            }
+            Self::Registered { region, .. } => region.write_to(file, head, 0, len),
         }
-        Ok(())
     }
 
     /// Its bytes, if it is not registered.
