@@ -233,6 +233,18 @@ pub(crate) fn is_parked(qp: &Qp) -> bool {
     qp.turn.parked
 }
 
+/// How many octets a queue pair may send at once by its own rate, and that of its service level.
+fn rate_burst<P>(qp: &Qp, hub: &Hub<P>) -> i64 {
+    let has_rates = hub.qos.as_ref().is_some_and(|qos| qos.has_rates);
+    if !has_rates && qp.turn.clock.is_none() {
+        return i64::MAX;
+    }
+    let sl = usize::from(service_level(qp, hub));
+    let of_level = hub.qos.as_ref().and_then(|qos| qos.sl_clocks[sl & 15].as_ref());
+    let clocks = [qp.turn.clock.as_ref(), of_level].into_iter().flatten();
+    clocks.map(|clock| clock.octets_in(RATE_BURST_NS) as i64).min().unwrap_or(i64::MAX)
+}
+
 /// Takes back what is left of a turn, from a queue pair that cannot use it.
 #[cold]
 pub(crate) fn end_turn<P>(qp: &mut Qp, hub: &mut Hub<P>) {
@@ -488,6 +500,7 @@ impl<P: Probe> Adapter<P> {
     /// Whether the lane has more to give.
     fn give_turn(&mut self, index: usize, id: QpId, sharers: i64) -> bool {
         let Some((qp, hub)) = self.qp_and_hub(id) else { return true };
+        let rate_burst = rate_burst(qp, hub);
         let Some(qos) = &mut hub.qos else { return false };
         let lane = &mut qos.lanes[index];
         let wanted = demand(qp).min(i64::MAX as u64) as i64;
@@ -504,9 +517,7 @@ impl<P: Probe> Adapter<P> {
         if wanted > 0 {
             let fair = if sharers > 1 { lane.balance / sharers } else { lane.balance };
             turn = wanted.min(fair.max(packet)).min(lane.balance);
-            if let Some(clock) = &qp.turn.clock {
-                turn = turn.min((clock.octets_in(RATE_BURST_NS) as i64).max(packet));
-            }
+            turn = turn.min(rate_burst.max(packet));
             lane.balance -= turn;
             qp.turn.left += turn;
             lane.sent.waits += 1;

@@ -7,6 +7,8 @@ use crate::pair::{Buffer, Pair, Way};
 use quipu_nic::qos::{Config as Qos, Demand, Entry, LANES, LaneUse, Port};
 use quipu_nic::*;
 
+mod rates;
+
 const GBIT: u64 = 1_000_000_000;
 
 fn table(entries: &[(u8, u8)]) -> Vec<Entry> {
@@ -223,19 +225,6 @@ fn a_starved_lane_sends_once_another_process_gives_it_a_weight() {
     assert!(bench.used()[1].octets > 0, "the adapter never looks at the port again");
 }
 
-#[test]
-fn a_rate_is_kept() {
-    for rate in [GBIT / 10, GBIT, 20 * GBIT] {
-        for way in [Way::Stream(usize::MAX), Way::Link] {
-            let mut bench = Bench::new(way, config(&[], &[(0, 1)], rate), &[0], 5, 65536);
-            let ns = if rate > GBIT { 5_000_000 } else { 100_000_000 };
-            let sent = bench.measure(ns);
-            let expected = rate as f64 / 8e9 * ns as f64;
-            assert_near(sent[0], expected, 0.012, &format!("{rate} bit/s, {way:?}"));
-        }
-    }
-}
-
 /// The small message waits for the packet that is on its way, and for a look at the port.
 #[test]
 fn a_small_message_passes_a_backlog_of_another_lane() {
@@ -267,20 +256,6 @@ fn a_small_message_passes_a_backlog_of_another_lane() {
     }
 }
 
-/// A queue pair's own rate needs no port.
-#[test]
-fn a_queue_pair_has_a_rate_of_its_own() {
-    let mut bench = Bench::new(Way::Link, config(&[], &[(0, 1)], 0), &[0], 5, 65536);
-    let attr = QpAttr { rate_limit: 400_000, ..QpAttr::default() };
-    let qp = bench.flows[0].qps[0];
-    let now = bench.pair.now;
-    let adapter = &mut bench.pair.hosts[0].adapter;
-    adapter.modify_qp(now, qp, &attr, QpAttrMask::RATE_LIMIT).unwrap();
-    let sent = bench.measure(50_000_000);
-    assert_near(sent[0], 2_500_000.0, 0.02, "400 Mbit/s for 50 ms");
-}
-
-/// Many queue pairs of one lane have their turns in order.
 #[test]
 fn the_queue_pairs_of_a_lane_take_turns() {
     let levels: Vec<u8> = (0..60).map(|index| index % 15).collect();
