@@ -13,8 +13,18 @@ type Direction = (SocketAddr, SocketAddr);
 /// How far each host knows that what it sends has come.
 #[derive(Default)]
 pub struct Acknowledged {
-    /// The number of the SYN, and the octets behind it that are acknowledged.
-    flows: BTreeMap<Direction, (u32, u64)>,
+    flows: BTreeMap<Direction, Known>,
+}
+
+/// What a host knows of one direction.
+#[derive(Default)]
+struct Known {
+    /// The number of the SYN.
+    first: u32,
+    /// The octets after it that are acknowledged.
+    octets: u64,
+    /// The number of a later SYN. A listener answers an old SYN, too, so nothing begins before that is taken.
+    offered: Option<u32>,
 }
 
 impl Acknowledged {
@@ -23,9 +33,10 @@ impl Acknowledged {
         if let Some((from, to, header)) = parse(packet)
             && header.flags.has(Flags::SYN)
         {
-            let flow = self.flows.entry((from, to)).or_default();
-            if flow.0 != header.seq.0 {
-                *flow = (header.seq.0, 0);
+            let fresh = || Known { first: header.seq.0, ..Known::default() };
+            let known = self.flows.entry((from, to)).or_insert_with(fresh);
+            if known.first != header.seq.0 {
+                known.offered = Some(header.seq.0);
             }
         }
     }
@@ -34,18 +45,23 @@ impl Acknowledged {
     pub fn brought(&mut self, packet: &[u8]) {
         if let Some((from, to, header)) = parse(packet)
             && header.flags.has(Flags::ACK)
-            && let Some((first, octets)) = self.flows.get_mut(&(to, from))
+            && let Some(known) = self.flows.get_mut(&(to, from))
         {
+            if let Some(first) =
+                known.offered.take_if(|first| header.ack.0 == first.wrapping_add(1))
+            {
+                *known = Known { first, ..Known::default() };
+            }
             // The SYN has a number of its own.
-            let ahead = header.ack.0.wrapping_sub(*first).wrapping_sub(1) as i32;
-            *octets = (*octets).max(u64::try_from(ahead).unwrap_or(0));
+            let ahead = header.ack.0.wrapping_sub(known.first).wrapping_sub(1) as i32;
+            known.octets = known.octets.max(u64::try_from(ahead).unwrap_or(0));
         }
     }
 
     /// How many octets from its own end on are acknowledged.
     #[must_use]
     pub fn of(&self, flow: &Flow) -> u64 {
-        self.flows.get(&(flow.local, flow.remote)).map_or(0, |&(_, octets)| octets)
+        self.flows.get(&(flow.local, flow.remote)).map_or(0, |known| known.octets)
     }
 }
 

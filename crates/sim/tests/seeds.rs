@@ -117,6 +117,8 @@ fn seeds_that_found_something() {
     assert_eq!(run(815_225_949_560, &Options::default()).failure, None);
     // A queue pair drained in the same instant in which its program took it to RESET for its next connection.
     assert_eq!(run(918_134_662, &Options::default()).failure, None);
+    // A SYN came twice, the second time after the end of its connection, and a listener answered it.
+    assert_eq!(run(929_062_092, &Options::default()).failure, None);
     // A write with immediate data was refused in its middle, and took a receive with it.
     assert_eq!(run(915_066_582, &Options::default()).failure, None);
     let others = [(Service::Uc, 588), (Service::Uc, 712), (Service::Xrc, 178), (Service::Ud, 40)];
