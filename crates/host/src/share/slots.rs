@@ -1,6 +1,8 @@
 //! What stands in the slots of the rings: requests one way, completions and events of connections
 //! the other.
 
+// A fuzz target has this file in another place.
+#[path = "slots/news.rs"]
 mod news;
 
 use std::net::SocketAddr;
@@ -10,7 +12,8 @@ use quipu_mem::ring::{SlotConsumer, SlotHeader, SlotProducer};
 use quipu_nic::{Key, Payload, SendFlags, Sge};
 
 use super::words::{Reader, address_words};
-#[cfg(test)]
+// For tests and a fuzz target.
+#[allow(unused_imports)]
 pub(super) use news::{MAX_RECEIVED, MAX_SENT, tell};
 pub(super) use news::{News, Teller, hear, state};
 

@@ -49,6 +49,8 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// [`Event::TcpRequest`]: crate::Event::TcpRequest
     pub fn tcp_listen_deferred(
         &mut self,
         port: u16,
@@ -110,6 +112,8 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// No such object, no such request any more, or a queue pair that is of another type or in another state.
+    ///
+    /// [`Event::TcpRequest`]: crate::Event::TcpRequest
     pub fn tcp_accept(&mut self, now: Time, connection: TcpId, id: QpId) -> Result<(), Fault> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
@@ -129,6 +133,8 @@ impl<P: Probe> Adapter<P> {
     ///
     /// # Errors
     /// No such request any more.
+    ///
+    /// [`Event::TcpRequest`]: crate::Event::TcpRequest
     pub fn tcp_refuse(&mut self, now: Time, connection: TcpId) -> Result<(), Fault> {
         self.hub.now = now;
         let inet = self.hub.attached()?;
@@ -141,6 +147,8 @@ impl<P: Probe> Adapter<P> {
 
     /// Watches a port no more. Queue pairs that were offered are free again, and connections that none was
     /// found for end. About those of which [`Event::TcpRequest`] has told, the program still decides.
+    ///
+    /// [`Event::TcpRequest`]: crate::Event::TcpRequest
     pub fn tcp_unlisten(&mut self, listener: ListenerId) {
         let Ok(inet) = self.hub.attached() else { return };
         inet.stack.unlisten(listener);
@@ -167,6 +175,8 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// No such object, or a queue pair that is of another type, offered already, connected, or in another
     /// state.
+    ///
+    /// [`Event::Tcp`]: crate::Event::Tcp
     pub fn tcp_offer(&mut self, now: Time, listener: ListenerId, id: QpId) -> Result<(), Fault> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
@@ -192,6 +202,8 @@ impl<P: Probe> Adapter<P> {
     /// # Errors
     /// No route, no port, an address that is nobody's or this very end's, settings that are not valid, or a
     /// queue pair that is of another type or in another state.
+    ///
+    /// [`Event::Tcp`]: crate::Event::Tcp
     pub fn tcp_connect(
         &mut self,
         now: Time,

@@ -13,14 +13,14 @@ const SENT: u8 = 3;
 const RECEIVED: u8 = 4;
 
 /// The most sends that one slot says are done.
-pub(in crate::share) const MAX_SENT: u32 = 64;
+pub(in super::super) const MAX_SENT: u32 = 64;
 
 /// The most receives that one slot says are done: it has room for the octets of so many.
-pub(in crate::share) const MAX_RECEIVED: usize = INLINE_MAX / 4;
+pub(in super::super) const MAX_RECEIVED: usize = INLINE_MAX / 4;
 
 /// What comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::share) enum News {
+pub(in super::super) enum News {
     /// A request is done. Its `wr_id` is its tag; whose it is stands there.
     Completion(Completion),
     /// Sends that follow each other in their queue are done, up to this one: so many, from 1 to [`MAX_SENT`].
@@ -34,7 +34,7 @@ pub(in crate::share) enum News {
 impl News {
     /// How many completions and events it is, which is what those count who sleep until there are enough.
     #[inline]
-    pub(in crate::share) fn count(&self) -> u32 {
+    pub(in super::super) fn count(&self) -> u32 {
         match *self {
             Self::Sent { count, .. } | Self::Received { count, .. } => count,
             Self::Completion(_) | Self::Change { .. } => 1,
@@ -84,7 +84,7 @@ const STATES: [QpState; 7] = {
 };
 
 /// The state of a number.
-pub(in crate::share) fn state(number: u8) -> Option<QpState> {
+pub(in super::super) fn state(number: u8) -> Option<QpState> {
     STATES.get(usize::from(number)).copied()
 }
 
@@ -94,7 +94,7 @@ pub(in crate::share) fn state(number: u8) -> Option<QpState> {
 ///
 /// There is no room, or the program has corrupted the ring.
 #[inline]
-pub(in crate::share) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingError> {
+pub(in super::super) fn tell(slots: &mut SlotProducer, news: &News) -> Result<(), RingError> {
     match *news {
         News::Completion(done) => {
             let header = SlotHeader {
@@ -167,7 +167,7 @@ pub(in crate::share) fn tell(slots: &mut SlotProducer, news: &News) -> Result<()
 
 /// Tells a program of news one after the other, and of requests that follow each other in their queue, and
 /// have succeeded, in one slot.
-pub(in crate::share) struct Teller<'a> {
+pub(in super::super) struct Teller<'a> {
     slots: &'a mut SlotProducer,
     /// How many completions and events the program was told of since the beginning, wrapping.
     told: &'a mut u32,
@@ -179,13 +179,13 @@ pub(in crate::share) struct Teller<'a> {
 }
 
 impl<'a> Teller<'a> {
-    pub(in crate::share) fn new(slots: &'a mut SlotProducer, told: &'a mut u32) -> Self {
+    pub(in super::super) fn new(slots: &'a mut SlotProducer, told: &'a mut u32) -> Self {
         let last = Tag { qp: 0, receive: false, sequence: 0 };
         Self { slots, told, last, count: 0, lengths: [0; MAX_RECEIVED], failed: None }
     }
 
     #[inline]
-    pub(in crate::share) fn tell(&mut self, done: &Completion) {
+    pub(in super::super) fn tell(&mut self, done: &Completion) {
         let tag = Tag::from_bits(done.wr_id);
         let source = matches!(done.extra, WcExtra::From(_));
         if done.status != WcStatus::Success || source {
@@ -216,7 +216,7 @@ impl<'a> Teller<'a> {
     }
 
     /// Tells of something behind what it was given before.
-    pub(in crate::share) fn put(&mut self, news: &News) {
+    pub(in super::super) fn put(&mut self, news: &News) {
         self.tell_together();
         match tell(self.slots, news) {
             Ok(()) => *self.told = self.told.wrapping_add(news.count()),
@@ -229,7 +229,7 @@ impl<'a> Teller<'a> {
     /// # Errors
     ///
     /// As [`tell`], of any of them.
-    pub(in crate::share) fn finish(mut self) -> Result<(), RingError> {
+    pub(in super::super) fn finish(mut self) -> Result<(), RingError> {
         self.tell_together();
         self.failed.map_or(Ok(()), Err)
     }
@@ -241,7 +241,7 @@ impl<'a> Teller<'a> {
 ///
 /// It makes no sense.
 #[inline]
-pub(in crate::share) fn hear(slots: &mut SlotConsumer) -> Result<Option<News>, RingError> {
+pub(in super::super) fn hear(slots: &mut SlotConsumer) -> Result<Option<News>, RingError> {
     let Some(header) = slots.peek() else { return Ok(None) };
     let news = read(slots, &header).ok_or(RingError::Corrupt)?;
     slots.pop();
