@@ -33,6 +33,7 @@
 
 mod accounts;
 mod address;
+mod biased;
 mod blank;
 mod buffer;
 mod clock;
@@ -77,6 +78,7 @@ pub use accounts::{Account, AccountError};
 pub use address::{
     HostAddress, WantedAddress, default_address, device_addresses, find_address, host_addresses,
 };
+pub use biased::{BiasedGuard, BiasedLock};
 pub use config::{
     CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, SharedPages,
     StrictMode, StrictOrder,

@@ -51,6 +51,7 @@ mod bundle;
 mod datagrams;
 mod endpoint;
 mod fabric;
+mod lanes;
 mod message;
 mod port;
 mod signaled;
