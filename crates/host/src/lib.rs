@@ -33,7 +33,6 @@
 
 mod accounts;
 mod address;
-mod biased;
 mod blank;
 mod buffer;
 mod clock;
@@ -78,7 +77,6 @@ pub use accounts::{Account, AccountError};
 pub use address::{
     HostAddress, WantedAddress, default_address, device_addresses, find_address, host_addresses,
 };
-pub use biased::{BiasedGuard, BiasedLock};
 pub use config::{
     CaptureConfig, Config, ConfigError, Device, PeerMemoryPolicy, SameHost, SharedPages,
     StrictMode, StrictOrder,

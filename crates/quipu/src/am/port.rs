@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use quipu_am::{BundleId, Config, Core, Delivery, EndpointId, FromLane};
 use quipu_host::nic::{Completion, Fault};
-use quipu_host::{BiasedGuard, BiasedLock};
+use quipu_host::{Guard, Lock};
 
 use super::datagrams::Datagrams;
 use super::endpoint::{EMPTY_POLLS, NAP as SHORT_NAP};
@@ -77,7 +77,7 @@ pub(super) struct State {
 
 /// A port, as its objects share it.
 pub(super) struct Shared {
-    state: BiasedLock<State>,
+    state: Lock<State>,
     /// Completions of receives, and of sends.
     queue: CompletionQueue,
     send_queue: CompletionQueue,
@@ -174,7 +174,7 @@ impl Port {
         };
         let has_processors = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let shared = Shared {
-            state: BiasedLock::new(state, has_processors),
+            state: Lock::new(state, has_processors),
             queue,
             send_queue,
             domain,
@@ -298,7 +298,7 @@ impl State {
 
 impl Shared {
     #[inline]
-    pub(super) fn lock(&self) -> BiasedGuard<'_, State> {
+    pub(super) fn lock(&self) -> Guard<'_, State> {
         // Handlers, which may panic, run without it.
         self.state.lock()
     }
