@@ -43,7 +43,7 @@ handles! {
     WqHandle(u64),
     /// An indirection table of receive work queues.
     TableHandle(u64),
-    /// Counters of flow rules. It travels in [`EngineCounters`].
+    /// Counters of flow rules. It travels in [`EngineCounters`](crate::EngineCounters).
     CountersHandle(u64),
     /// An event channel of connection management.
     CmChannelHandle(u64),

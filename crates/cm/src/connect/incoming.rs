@@ -52,7 +52,7 @@ impl Cm {
         stream
     }
 
-    /// The connection of [`Action::Connect`] stands.
+    /// The connection of [`Action::Connect`](crate::Action::Connect) stands.
     pub fn handle_reached(&mut self, now: u64, stream: StreamKey) {
         let owner = self.streams.get(stream).map(|stream| stream.owner);
         let Some(Owner::Id(key)) = owner else { return };

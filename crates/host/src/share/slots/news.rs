@@ -4,8 +4,8 @@ use quipu_inet::tcp::Failure;
 use quipu_mem::ring::{INLINE_MAX, RingError, SlotConsumer, SlotHeader, SlotProducer};
 use quipu_nic::{Completion, QpState, TcpChange, WcExtra, WcOpcode, WcStatus};
 
+use super::super::words::{Reader, address_words};
 use super::{ADDRESS, Tag};
-use crate::share::words::{Reader, address_words};
 
 const COMPLETION: u8 = 1;
 const CHANGE: u8 = 2;
