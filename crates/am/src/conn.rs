@@ -64,8 +64,6 @@ pub(crate) struct Acceptor {
     pub(crate) in_service: u16,
     /// Signals among those.
     pub(crate) taken_signals: u16,
-    /// Those of them that came in a lane, at most.
-    pub(crate) lane_signals: u16,
     /// Signals that the program has not taken.
     pub(crate) signals: u32,
     /// Send buffers that answers have and the peer has not taken.
@@ -86,32 +84,6 @@ pub(crate) enum Role {
     Acceptor(Acceptor),
 }
 
-/// What an end knows of the lanes of a connection, which carry short messages past the queue pair.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Lanes {
-    /// This end may push.
-    pub(crate) is_out: bool,
-    /// The peer may push.
-    pub(crate) is_in: bool,
-    /// They were asked for. Nobody asks twice.
-    pub(crate) is_asked: bool,
-    /// Short messages so far, up to those after which a lane is asked for.
-    pub(crate) shorts: u16,
-    /// Messages that were sent and received over the queue pair. A message in a lane says how many were sent
-    /// before it, and waits for them.
-    pub(crate) sent: u32,
-    pub(crate) received: u32,
-}
-
-impl Lanes {
-    /// Counts a short message over the queue pair; whether it is time to ask for lanes, after so many.
-    #[inline]
-    pub(crate) fn count_short(&mut self, after: u16) -> bool {
-        self.shorts = self.shorts.saturating_add(1);
-        self.shorts >= after && !self.is_asked
-    }
-}
-
 /// A connection.
 #[derive(Debug)]
 pub struct Conn {
@@ -122,7 +94,6 @@ pub struct Conn {
     pub(crate) role: Role,
     /// Sends since the last one that asked for a completion.
     pub(crate) unsignaled: u16,
-    pub(crate) lanes: Lanes,
 }
 
 impl Conn {

@@ -11,8 +11,6 @@ pub(crate) enum Purpose {
     Program(Operation),
     /// The exchange of segments.
     Segment,
-    /// The exchange of lanes.
-    Lane,
     /// A reply that was refused.
     Refusal,
 }

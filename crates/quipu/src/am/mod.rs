@@ -51,7 +51,6 @@ mod bundle;
 mod datagrams;
 mod endpoint;
 mod fabric;
-mod lanes;
 mod message;
 mod port;
 mod signaled;

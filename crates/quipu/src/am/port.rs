@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu_am::{BundleId, Config, Core, Delivery, EndpointId, FromLane};
+use quipu_am::{BundleId, Config, Core, Delivery, EndpointId};
 use quipu_host::nic::{Completion, Fault};
 use quipu_host::{Guard, Lock};
 
@@ -35,14 +35,6 @@ const POLLS_PER_LOOK: u32 = 256;
 const BUSY_POLLS_PER_LOOK: u32 = 1024;
 /// Time between two looks at the states of all queue pairs.
 const FIND_FAILED_EVERY_NS: u64 = 200_000_000;
-/// Looks at lanes before a thread sleeps: some microseconds.
-const LOOKS_BEFORE_SLEEP: u32 = 100;
-/// The longest sleep while there are lanes, should a wake-up not come.
-const LANE_NAP: Duration = Duration::from_millis(20);
-/// Empty looks at lanes, after one that has found something, in which the completion queue is not polled.
-const LANE_HEAT: u32 = 200;
-/// Messages of lanes between two polls of the completion queue.
-const LANE_MESSAGES: u32 = 64;
 /// Handlers that one call runs at most.
 const MOST_HANDLERS: usize = 64;
 /// The longest sleep while another thread sleeps, too, and takes this one's messages.
@@ -67,10 +59,6 @@ pub(super) struct State {
     /// Those of the last poll that the engine has not taken in yet.
     left: Range<usize>,
     polls: u32,
-    /// Looks at lanes that are left before the completion queue is polled.
-    lane_heat: u32,
-    /// Messages of lanes since it was.
-    lane_messages: u32,
     /// When to look at the states of all queue pairs, in nanoseconds since the port was opened.
     find_failed_at: u64,
 }
@@ -163,15 +151,7 @@ impl Port {
         let events_fd = fabric.events_fd();
         let core = Core::new(fabric, config, address, incarnation)?;
         let completions = vec![Completion::default(); BATCH + SENDS].into();
-        let state = State {
-            core,
-            completions,
-            left: 0..0,
-            polls: 0,
-            lane_heat: 0,
-            lane_messages: 0,
-            find_failed_at: 0,
-        };
+        let state = State { core, completions, left: 0..0, polls: 0, find_failed_at: 0 };
         let has_processors = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let shared = Shared {
             state: Lock::new(state, has_processors),
@@ -222,7 +202,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     #[inline]
     fn new(shared: &'a Shared, mut delivery: Box<Delivery<Handler>>) -> Self {
-        DEPTH.with(|depth| depth.set(depth.get() + 1));
+        DEPTH.set(DEPTH.get() + 1);
         let handler = delivery.handler.take();
         Self { shared, message: Some(Message::new(shared, delivery)), handler }
     }
@@ -238,7 +218,7 @@ impl<'a> Run<'a> {
     #[inline]
     fn finish(&mut self, state: &mut State) {
         let Some(Message { mut delivery, .. }) = self.message.take() else { return };
-        DEPTH.with(|depth| depth.set(depth.get() - 1));
+        DEPTH.set(DEPTH.get() - 1);
         delivery.handler = self.handler.take();
         state.core.finish(&mut delivery);
         state.core.recycle(delivery);
@@ -281,13 +261,6 @@ impl State {
         self.take_later();
     }
 
-    /// A lane had a message.
-    #[inline]
-    fn note_lane(&mut self) {
-        self.lane_messages += 1;
-        self.lane_heat = LANE_HEAT;
-    }
-
     #[inline]
     fn take_later(&mut self) {
         while let Some(event) = self.core.fabric_mut().take_later() {
@@ -320,7 +293,7 @@ impl Shared {
         state.take_left();
         let found = self.find(state)?;
         state.take_left();
-        Ok(state.core.drain_lanes() || found || had_left)
+        Ok(found || had_left)
     }
 
     /// Polls the completion queue, when all that was found before is taken in; whether it finds
@@ -369,27 +342,7 @@ impl Shared {
             if *has_polled {
                 return Ok(state.core.next_delivery(bundle));
             }
-            if state.lane_messages < LANE_MESSAGES {
-                match state.core.take_from_lane(bundle) {
-                    FromLane::Run(delivery) => {
-                        state.note_lane();
-                        // Others may follow.
-                        return Ok(Some(delivery));
-                    }
-                    FromLane::Taken => {
-                        state.note_lane();
-                        *has_polled = true;
-                        return Ok(state.core.next_delivery(bundle));
-                    }
-                    FromLane::Nothing => {}
-                }
-                if state.lane_heat > 0 {
-                    state.lane_heat -= 1;
-                    *has_polled = true;
-                    return Ok(None);
-                }
-            }
-            (*has_polled, state.lane_messages) = (true, 0);
+            *has_polled = true;
             self.find(state)?;
         }
     }
@@ -509,13 +462,6 @@ impl Shared {
         if happened || has_come || state.core.has_messages(bundle)? {
             return Ok(());
         }
-        if state.core.fabric().has_lanes() {
-            nap = nap.min(LANE_NAP);
-            if !state.core.arm_lanes(LOOKS_BEFORE_SLEEP) {
-                state.core.fabric().disarm_lanes();
-                return Ok(());
-            }
-        }
         if let Some(at) = state.core.poll_timeout() {
             nap = nap.min(Duration::from_nanos(at.saturating_sub(now)));
         }
@@ -528,9 +474,7 @@ impl Shared {
         let queues = [&self.queue, &self.send_queue];
         let [received, sent] = queues.map(|queue| entry(queue.as_raw_fd()));
         let mut fds = [received, sent, entry(self.events_fd)];
-        let slept = self.device.opened.engine.poll_within(&mut fds, Some(nap));
-        self.lock().core.fabric().disarm_lanes();
-        match slept {
+        match self.device.opened.engine.poll_within(&mut fds, Some(nap)) {
             Ok(_) | Err(quipu_host::EngineError::Interrupted) => {}
             Err(error) => return Err(crate::Error::from(error).into()),
         }
