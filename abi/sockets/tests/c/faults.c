@@ -189,10 +189,9 @@ static void children(void)
     wait_for(client);
 }
 
-/* Many messages between two processes, with time to raise the connection in the middle. */
-static void exchange(void)
+/* A client that sends many messages, with time to raise the connection in the middle. */
+static pid_t ask_in_turns(void)
 {
-    int listener = listen_somewhere();
     pid_t client = fork();
     if (client == 0) {
         int fd = connect_there();
@@ -202,6 +201,14 @@ static void exchange(void)
         }
         _exit(0);
     }
+    return client;
+}
+
+/* Many messages between two processes. */
+static void exchange(void)
+{
+    int listener = listen_somewhere();
+    pid_t client = ask_in_turns();
     int fd = accept(listener, NULL, NULL);
     must(fd >= 0, "accept");
     answer(fd, -1);
@@ -269,15 +276,7 @@ static void proxy(const char *own)
         execl(own, own, "between", fd, port, NULL);
         _exit(1);
     }
-    pid_t client = fork();
-    if (client == 0) {
-        int fd = connect_there();
-        for (int turn = 0; turn < 5; turn++) {
-            ask(fd, turn, 50);
-            usleep(20000);
-        }
-        _exit(0);
-    }
+    pid_t client = ask_in_turns();
     int fd = accept(back, NULL, NULL);
     must(fd >= 0, "accept");
     answer(fd, -1);

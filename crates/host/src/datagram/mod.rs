@@ -35,7 +35,7 @@ const PATIENCE: u32 = 4096;
 /// As how many of those a look in vain counts where something came otherwise, by shared memory or a stream: a
 /// program whose two ends have met by datagrams goes on by that. Not so once a socket has had `STEADY` looks
 /// that found something: then its program goes on by both.
-const MISSES_BESIDE: u32 = 256;
+const MISSES_IF_ELSEWHERE: u32 = 256;
 const STEADY: u32 = 64;
 /// So many sockets are tried without asking epoll.
 const HOT_MAX: usize = 8;
@@ -76,11 +76,11 @@ struct Socket {
 }
 
 impl Socket {
-    /// After a look, which may have been without result, `beside` one at something else that was not.
+    /// Counts after a look, which may have found nothing. `elsewhere`: something came by another way.
     #[inline]
-    fn lose_patience(&mut self, beside: bool) {
-        if beside && self.misses > 0 && self.hits < STEADY {
-            self.misses = self.misses.saturating_add(MISSES_BESIDE);
+    fn lose_patience(&mut self, elsewhere: bool) {
+        if elsewhere && self.misses > 0 && self.hits < STEADY {
+            self.misses = self.misses.saturating_add(MISSES_IF_ELSEWHERE);
         }
         if self.misses >= PATIENCE {
             self.hits = 0;
@@ -383,15 +383,15 @@ impl Datagrams {
         self.sockets.iter().take(HOT_MAX).any(|socket| socket.misses < PATIENCE)
     }
 
-    /// Tries the sockets that had something lately. True if any had. `beside`: something came by shared
+    /// Tries the sockets that had something lately. True if any had. `elsewhere`: something came by shared
     /// memory or a stream.
     #[inline]
-    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time, beside: bool) -> bool {
+    pub(crate) fn poll_hot(&mut self, adapter: &mut Adapter, now: Time, elsewhere: bool) -> bool {
         let mut any = false;
         for index in 0..self.sockets.len().min(HOT_MAX) {
             if self.sockets[index].misses < PATIENCE {
                 any |= self.receive(adapter, now, index);
-                self.sockets[index].lose_patience(beside);
+                self.sockets[index].lose_patience(elsewhere);
             }
         }
         any

@@ -82,7 +82,7 @@ impl RecvQueue {
         self.head
     }
 
-    /// The place behind the latest one.
+    /// The place after the latest one.
     pub(crate) fn tail(&self) -> u32 {
         self.tail
     }

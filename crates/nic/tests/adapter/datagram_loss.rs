@@ -88,8 +88,8 @@ fn a_bad_network_alters_nothing() {
             let left = copies.get_mut(&id).expect("it was delivered");
             *left -= 1;
             assert!(*left >= 0, "seed {seed}: more often than it was delivered");
-            let behind = there.bytes(slot + GRH + len, STRIDE - GRH - len);
-            assert!(behind.iter().all(|&byte| byte == 0xee), "seed {seed}: behind the message");
+            let after = there.bytes(slot + GRH + len, STRIDE - GRH - len);
+            assert!(after.iter().all(|&byte| byte == 0xee), "seed {seed}: after the message");
         }
         let drops = pair.hosts[1].adapter.datagram_drops();
         let lost = DatagramDrops { no_receive: drops.no_receive, ..DatagramDrops::default() };

@@ -147,7 +147,7 @@ fn put<const N: usize>(out: &mut [u8], level: c_int, kind: c_int, data: [u8; N])
     header.cmsg_type = kind;
     // SAFETY: computes from an integer.
     header.cmsg_len = unsafe { libc::CMSG_LEN(N as u32) } as _;
-    // It panics rather than write beyond the end; on 64-bit Linux the data stand right behind the header.
+    // It panics rather than write beyond the end; on 64-bit Linux the data stand directly after the header.
     let room = &mut out[..space];
     // SAFETY: there is room for the space of a message with such data, of which the header is a part.
     unsafe { room.as_mut_ptr().cast::<libc::cmsghdr>().write_unaligned(*header) };

@@ -1,4 +1,4 @@
-//! Waiting for descriptors on behalf of the engine, and waking whoever does.
+//! Waiting for descriptors on behalf of the engine, and waking the thread that waits.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// Wakes whoever waits for descriptors if it would wake too late for the next deadline.
+    /// Wakes the thread that waits for descriptors if it would wake too late for the next deadline.
     #[inline]
     pub(crate) fn call_waiter(&mut self) {
         if let Some(wakes_at) = self.wakes_at {
@@ -58,7 +58,7 @@ impl Core {
         }
     }
 
-    /// Wakes whoever waits for descriptors.
+    /// Wakes the thread that waits for descriptors.
     pub(in crate::engine) fn call_sleeper(&self) {
         self.bell.set();
     }

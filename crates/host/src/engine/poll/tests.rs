@@ -22,7 +22,7 @@ fn send(from: &End, mut meanwhile: impl FnMut()) {
 }
 
 /// Where one thread polls and another waits for descriptors, the acknowledgement of a message travels
-/// with the answer to it, too; and whoever waits is called, in case that there is none.
+/// with the answer to it, too; and the waiting thread is called, in case that there is none.
 #[test]
 fn acknowledgements_wait_for_the_answer_while_somebody_waits_for_descriptors() {
     let [a, b] = End::pair(SameHost::Never);
@@ -170,12 +170,12 @@ fn sockets_of_datagrams_are_tried_for_long_only_where_nothing_else_comes() {
     add_datagrams(&engine);
     let mut core = engine.inner.core.lock();
     let core = &mut *core;
-    let mut tries = |hits, beside| {
+    let mut tries = |hits, elsewhere| {
         core.datagrams.heat(hits);
         let now = core.clock.now();
         let mut tries = 0;
         while core.datagrams.is_hot() {
-            assert!(!core.datagrams.poll_hot(&mut core.adapter, now, beside));
+            assert!(!core.datagrams.poll_hot(&mut core.adapter, now, elsewhere));
             tries += 1;
         }
         tries

@@ -215,7 +215,7 @@ impl<'a> Teller<'a> {
         self.put(&news);
     }
 
-    /// Tells of something behind what it was given before.
+    /// Tells of something after what it was given before.
     pub(in super::super) fn put(&mut self, news: &News) {
         self.tell_together();
         match tell(self.slots, news) {

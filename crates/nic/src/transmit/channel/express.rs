@@ -83,7 +83,7 @@ pub(crate) fn send_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<
     }
     let pd = qp.pd_number();
     let Qp { path: Path::Channel(path), sq, requester, responder, .. } = qp else { return false };
-    // Whoever was asked for a channel may yet hear that it never stood, and transmits everything again.
+    // A peer that was asked for a channel may yet hear that it never stood, and transmits everything again.
     if requester.acked == 0 && path.block.is_none() && matches!(path.other, Other::Linked { .. }) {
         return false;
     }
