@@ -269,13 +269,16 @@ pub(crate) fn wait_at(fd: RawFd) -> Result<(), Errno> {
 ///
 /// # Errors
 ///
-/// ENODEV if it cannot be relayed, or the parent is gone.
+/// ECONNRESET if it has ended, EINVAL if the socket listens, ENODEV if the parent is gone.
 pub(crate) fn claim(fd: RawFd, lost: &Lost) -> Result<(), Errno> {
     if !matches!(table::get(fd), Some(Entry::Lost(_))) {
         return Ok(());
     }
-    if lost.listens || lost.ask(RELAY, "")?.0 != DONE {
-        return Err(Errno::ENODEV);
+    if lost.listens {
+        return Err(Errno::EINVAL);
+    }
+    if lost.ask(RELAY, "")?.0 != DONE {
+        return Err(Errno(libc::ECONNRESET));
     }
     let relayed = Arc::new(lost.names);
     for (other, entry) in table::all() {

@@ -65,10 +65,15 @@ pub(crate) fn ends() -> Vec<RawFd> {
 
 /// Relays a connection. Whether it is relayed now.
 pub(crate) fn relay_socket(socket: &Arc<Socket>) -> bool {
-    if socket.is_relayed.load(Ordering::SeqCst) {
+    let is_relayed = || socket.is_relayed.load(Ordering::SeqCst);
+    if is_relayed() {
         return true;
     }
     let _relaying = relaying();
+    // A thread that closes the last descriptor may have begun meanwhile.
+    if is_relayed() {
+        return true;
+    }
     let is_same = |entry: &Entry| matches!(entry, Entry::Sdp(it) if it.number == socket.number);
     let all = table::all().into_iter().filter(|(_, entry)| is_same(entry));
     let fds: Vec<RawFd> = all.map(|(fd, _)| fd).collect();
@@ -86,8 +91,8 @@ pub(crate) fn leave_to_children(socket: &Arc<Socket>, fd: RawFd) {
 /// `fds` are those that are relayed from now on.
 pub(crate) fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result<(), Errno> {
     let mut state = socket.lock();
-    let is_whole = state.link.as_ref().is_some_and(|link| link.failure().is_none());
-    if state.phase != Phase::Connected || state.closed || !is_whole {
+    // What came before a peer was gone is still read.
+    if state.phase != Phase::Connected || state.closed || state.link.is_none() {
         return Err(Errno::ENOTCONN);
     }
     let has_shut = state.link.as_ref().is_some_and(|link| link.connection.has_shut_write());
