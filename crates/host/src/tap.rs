@@ -164,11 +164,11 @@ impl Tap {
         self.flush();
     }
 
-    /// A frame passed on the packet link.
+    /// A frame passed on the packet link, where it has this tag, if any.
     #[inline]
-    pub(crate) fn frame_passed(&mut self, outgoing: bool, frame: &[u8]) {
+    pub(crate) fn frame_passed(&mut self, outgoing: bool, frame: &[u8], tag: Option<u16>) {
         if let Some(recorder) = &mut self.0 {
-            recorder.capture.frame_passed(now(), outgoing, frame);
+            recorder.capture.frame_passed(now(), outgoing, frame, tag);
         }
     }
 
@@ -216,7 +216,7 @@ impl Probe for Tap {
 
     #[inline]
     fn looped(&mut self, frame: &[u8]) {
-        self.frame_passed(true, frame);
+        self.frame_passed(true, frame, None);
     }
 
     #[inline]

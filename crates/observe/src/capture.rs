@@ -20,6 +20,8 @@ use crate::pcapng::{self, Interface, LinkType};
 const MAX_ULPDU: u16 = 64_000;
 /// Room for the FPDU around it.
 const FPDU_ROOM: usize = 64 * 1024;
+/// Octets of the station addresses of an Ethernet frame.
+const STATIONS: usize = 12;
 /// The ports that connections without a stream come from.
 const FIRST_PORT: u16 = 49_152;
 
@@ -222,11 +224,21 @@ impl Capture {
     }
 
     /// A frame passed on the link, as it is here: the link may still have to compute its checksum and to cut
-    /// it into segments, or may have joined it of several.
-    pub fn frame_passed(&mut self, time: Duration, outgoing: bool, frame: &[u8]) {
-        if self.has_link {
-            self.sink.frame(time, !outgoing, frame);
+    /// it into segments, or may have joined it of several. `tag` is the control information of the tag that
+    /// it has on the link (IEEE 802.1Q 9.6), in place of one that it has here.
+    pub fn frame_passed(&mut self, time: Duration, outgoing: bool, frame: &[u8], tag: Option<u16>) {
+        if !self.has_link {
+            return;
         }
+        let Some((tag, (addresses, rest))) = tag.zip(frame.split_at_checked(STATIONS)) else {
+            return self.sink.frame(time, !outgoing, (&[], frame));
+        };
+        let rest = match rest {
+            [0x81, 0, _, _, rest @ ..] => rest,
+            rest => rest,
+        };
+        let [high, low] = tag.to_be_bytes();
+        self.sink.frame(time, !outgoing, (&[addresses, &[0x81, 0, high, low]].concat(), rest));
     }
 
     /// Two queue pairs were joined, by what would have been said in `request` and `answer`. Nothing happens

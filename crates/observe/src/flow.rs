@@ -51,10 +51,11 @@ impl Sink {
         self.add(|out| pcapng::interface(out, kind, (name, description), snaplen));
     }
 
-    /// Adds a frame of that interface.
-    pub(crate) fn frame(&mut self, time: Duration, inbound: bool, frame: &[u8]) {
-        let bytes = (&frame[..self.keep(0, frame.len())], &[][..]);
-        let length = frame.len() as u32;
+    /// Adds a frame of that interface, which is in two pieces.
+    pub(crate) fn frame(&mut self, time: Duration, inbound: bool, (head, rest): (&[u8], &[u8])) {
+        let keep = self.keep(head.len(), head.len() + rest.len());
+        let bytes = (head, &rest[..keep - head.len()]);
+        let length = (head.len() + rest.len()) as u32;
         let packet = Packet { interface: 1, time, bytes, length, inbound, comment: "" };
         self.add(|out| pcapng::packet(out, &packet));
     }

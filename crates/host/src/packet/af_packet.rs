@@ -16,8 +16,8 @@ use super::patience::Patience;
 use super::queue::Queue;
 use super::ring::{Next, Ring};
 use super::vnet::{self, LONGEST, SLOT, TooLong};
-use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
-use super::{Refusal, Station, split, station};
+use super::{ETHERNET, EthernetEnd, Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing};
+use super::{PacketLink, Refusal, Station, split, station, tag};
 use crate::sys::{adopt_socket, check, read_option, set_option, set_option_bytes, socket_error};
 
 /// Frames that wait for the kernel.
@@ -57,14 +57,10 @@ pub(super) struct PacketSocket {
 }
 
 impl PacketSocket {
-    pub(super) fn open(
-        spec: &LinkSpec,
-        name: &str,
-        wanted: Option<Station>,
-    ) -> Result<Self, LinkError> {
+    pub(super) fn open(spec: &LinkSpec, name: &str, end: EthernetEnd) -> Result<Self, LinkError> {
         let at = |what| LinkError::at(spec, what);
         let name = Name::new(name).map_err(at("the name of the interface"))?;
-        let features = features(name, wanted).map_err(at("reading the interface's settings"))?;
+        let features = features(name, end).map_err(at("reading the interface's settings"))?;
         let fd = raw_socket().map_err(at("creating a packet socket"))?;
         let (ring, index) =
             prepare(&fd, name, &features).map_err(at("setting up the packet socket"))?;
@@ -121,7 +117,8 @@ impl PacketSocket {
         for (index, slot) in self.inbox.chunks_exact_mut(SLOT).take(received).enumerate() {
             let message = self.messages.received(index);
             if let Some(message) = message.filter(|it| it.len <= LONGEST) {
-                let handed = hand_over(&mut slot[..message.len], each);
+                let tag = self.features.vlan.and_then(|_| self.ring.tag(index));
+                let handed = hand_over(&mut slot[..message.len], tag, each);
                 self.lost += u64::from(handed == 0);
                 count += handed.max(1);
             } else {
@@ -153,10 +150,11 @@ impl PacketLink for PacketSocket {
         }
         let mut count = 0;
         while count < limit {
+            let tag = self.features.vlan.and_then(|_| self.ring.tag(0));
             match self.ring.next() {
                 None => break,
                 Some(Next::Here(bytes)) => {
-                    let handed = hand_over(bytes, each);
+                    let handed = hand_over(bytes, tag, each);
                     self.lost += u64::from(handed == 0);
                     count += handed.max(1);
                     self.ring.give_back(1);
@@ -181,11 +179,11 @@ impl PacketLink for PacketSocket {
     }
 
     fn slot(&mut self) -> Option<&mut [u8]> {
-        vnet::free(&mut self.waiting)
+        vnet::free(&mut self.waiting, self.features.vlan)
     }
 
     fn send(&mut self, frame: Outgoing) {
-        vnet::push(&mut self.waiting, &frame);
+        vnet::push(&mut self.waiting, &frame, self.features.vlan);
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -254,10 +252,18 @@ impl PacketLink for PacketSocket {
 }
 
 /// Hands over a frame that has a header before it, or each datagram of a train; how many frames that makes, 0
-/// if nothing could be made of it.
-fn hand_over(bytes: &mut [u8], each: &mut dyn FnMut(&Frame<'_>)) -> usize {
-    let parts = bytes.split_first_chunk_mut();
-    parts.map_or(0, |(header, frame)| split::hand_over(vnet::Header::read(header), frame, each))
+/// if nothing could be made of it. The kernel has taken `tag` off: the frame gets it back without its VLAN.
+fn hand_over(bytes: &mut [u8], tag: Option<u16>, each: &mut dyn FnMut(&Frame<'_>)) -> usize {
+    let Some((header, frame)) = bytes.split_first_chunk() else { return 0 };
+    let mut header = vnet::Header::read(header);
+    let Some(tag) = tag.filter(|_| frame.len() >= ETHERNET) else {
+        return split::hand_over(header, &mut bytes[vnet::LEN..], each);
+    };
+    // Its room was that of the header.
+    let frame = &mut bytes[vnet::LEN - tag::LEN..];
+    tag::insert(frame, tag::priority_only(tag));
+    header.start = header.start.map(|start| start + tag::LEN);
+    split::hand_over(header, frame, each)
 }
 
 /// Whether packet sockets can be had here.
@@ -273,15 +279,16 @@ fn raw_socket() -> io::Result<OwnedFd> {
 }
 
 /// What a link on an interface is.
-fn features(name: Name, wanted: Option<Station>) -> io::Result<Features> {
+fn features(name: Name, end: EthernetEnd) -> io::Result<Features> {
     Ok(Features {
         mtu: interface::mtu(&control()?, name)?,
-        hardware: Some(station_beside(name, wanted)?),
+        hardware: Some(station_beside(name, end.station)?),
         checksum: true,
         segment: MAX_SEGMENT,
         address: None,
         interface: name.text(),
         enter: Vec::new(),
+        vlan: end.vlan,
     })
 }
 
@@ -305,7 +312,7 @@ fn prepare(fd: &OwnedFd, name: Name, features: &Features) -> io::Result<(Ring, u
     let receive = |name| set_option(fd, libc::SOL_SOCKET, name, RECEIVE_BUFFER);
     let _ = receive(libc::SO_RCVBUFFORCE).or_else(|_| receive(libc::SO_RCVBUF));
     let station = features.hardware.unwrap_or_default();
-    attach_filter(fd, station)?;
+    attach_filter(fd, station, features.vlan.unwrap_or_default())?;
     let ring = Ring::new(fd)?;
     let index = interface::index(&control()?, name)?;
     join(fd, index, libc::PACKET_MR_UNICAST, &station)?;
@@ -332,23 +339,25 @@ pub(super) fn join(fd: &OwnedFd, index: u32, kind: libc::c_int, address: &[u8]) 
     set_option_bytes(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
-/// Lets through what is for `station` or a group, and is in no VLAN, whose tag the kernel has taken off. One
-/// that has a priority only is of no VLAN (IEEE 802.1Q 6.9).
-fn attach_filter(fd: &OwnedFd, station: [u8; 6]) -> io::Result<()> {
+/// Lets through what is for `station` or a group, and is in the VLAN, whose tag the kernel has taken off; 0:
+/// in none. One that has a priority only is of no VLAN (IEEE 802.1Q 6.9).
+fn attach_filter(fd: &OwnedFd, station: [u8; 6], vlan: u16) -> io::Result<()> {
     const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
     const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
     const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const IF_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+    const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
     const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
     // Without a tag it is 0 as well.
-    let vlan = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG) as u32;
+    let tag = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG) as u32;
     let [a, b, c, d, e, f] = station;
     let (high, low) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([0, 0, e, f]));
     let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
-        step(LOAD_WORD, vlan, 0, 0),
-        step(IF_BITS, 0x0fff, 7, 0),
+        step(LOAD_WORD, tag, 0, 0),
+        step(AND, 0x0fff, 0, 0),
+        step(IF_EQUAL, vlan.into(), 0, 7),
         step(LOAD_BYTE, 0, 0, 0),
         step(IF_BITS, 1, 4, 0),
         step(LOAD_WORD, 0, 0, 0),

@@ -33,6 +33,7 @@ mod queue;
 mod ring;
 mod spec;
 mod split;
+pub(crate) mod tag;
 mod tap;
 pub mod tun;
 mod udp;
@@ -48,7 +49,7 @@ pub use error::LinkError;
 pub(crate) use occupied::{Occupant, occupied};
 pub use place::{PREFIX, PREFIX_LEN, address_of, place_of};
 pub use quipu_inet::stack::{Checksum, Frame};
-pub use spec::{LinkSpec, Peer, SpecError, Station};
+pub use spec::{EthernetEnd, LinkSpec, Peer, SpecError, Station};
 pub use tap::{keep, remove};
 
 /// The most payload octets of a frame that a link cuts into segments: the largest IP packet with the longest
@@ -56,7 +57,7 @@ pub use tap::{keep, remove};
 const MAX_SEGMENT: u32 = 65_535 - 40 - 60;
 
 /// Octets of an Ethernet header.
-const ETHERNET: usize = 14;
+pub(crate) const ETHERNET: usize = 14;
 
 /// What a link is and does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +76,9 @@ pub struct Features {
     pub interface: String,
     /// The words before a command that is to run where the interface is; none: it runs as it is.
     pub enter: Vec<String>,
+    /// The VLAN whose tag, with a priority, the link puts into each frame; 0: a priority only. None: frames
+    /// have no tags.
+    pub vlan: Option<u16>,
 }
 
 /// A frame that was written to a slot.
@@ -87,6 +91,8 @@ pub struct Outgoing {
     /// The link is to cut the frame into TCP segments of so much payload. Only where it does, and together
     /// with `checksum`.
     pub segment: Option<u16>,
+    /// The priority in the frame's tag, on a link with tags ([`Features::vlan`]). Above 7 it counts as 7.
+    pub priority: u8,
 }
 
 /// Something that carries frames. Nothing here waits.
@@ -166,12 +172,12 @@ pub fn open(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
 
 fn open_any(spec: &LinkSpec) -> Result<Box<dyn PacketLink>, LinkError> {
     Ok(match spec {
-        LinkSpec::Tap { name, station } => Box::new(tap::Tap::open(spec, name, *station)?),
-        LinkSpec::Packet { interface, station } => {
-            Box::new(af_packet::PacketSocket::open(spec, interface, *station)?)
+        LinkSpec::Tap { name, end } => Box::new(tap::Tap::open(spec, name, *end)?),
+        LinkSpec::Packet { interface, end } => {
+            Box::new(af_packet::PacketSocket::open(spec, interface, *end)?)
         }
-        LinkSpec::Namespace { name, addresses, mtu, station } => {
-            Box::new(namespace::open(spec, name, addresses, *mtu, *station)?)
+        LinkSpec::Namespace { name, addresses, mtu, end } => {
+            Box::new(namespace::open(spec, name, addresses, *mtu, *end)?)
         }
         LinkSpec::Xdp { interface, queue, station } => {
             Box::new(xdp::XdpSocket::open(spec, interface, *queue, *station)?)

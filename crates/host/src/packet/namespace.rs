@@ -15,7 +15,7 @@ use libc::c_int;
 
 use super::interface::{self, Name};
 use super::tap::{self, Tap};
-use super::{LinkError, LinkSpec, Station};
+use super::{EthernetEnd, LinkError, LinkSpec};
 use crate::sys::{adopt, check, check_len};
 
 /// What the child hands over: the device, the user namespace, the network namespace.
@@ -92,13 +92,13 @@ pub(super) fn open(
     name: &str,
     addresses: &[(IpAddr, u8)],
     mtu: Option<u32>,
-    wanted: Option<Station>,
+    end: EthernetEnd,
 ) -> Result<Tap, LinkError> {
     let at = |what| LinkError::at(spec, what);
     let name = Name::new(name).map_err(at("the name of the interface"))?;
     let device = Wanted { name, mtu, addresses, attach: tap::attach };
     let made = make(&device).map_err(|(what, source)| LinkError::new(spec, what, source))?;
-    let tap = Tap::new(made.device, made.name, made.mtu, wanted);
+    let tap = Tap::new(made.device, made.name, made.mtu, end);
     Ok(tap.map_err(at("setting up the TAP device"))?.in_namespace(made.user, made.net))
 }
 

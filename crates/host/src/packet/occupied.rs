@@ -131,7 +131,7 @@ fn ask(link: &mut dyn PacketLink, own: Station, address: IpAddr) {
             at + message.emit(source, group, &mut slot[at..])
         }
     };
-    link.send(Outgoing { len, checksum: None, segment: None });
+    link.send(Outgoing { len, ..Outgoing::default() });
 }
 
 /// The address that a frame's sender says to have, or asks for as we do (RFC 5227 2.1.1, RFC 4862 5.4.3), and

@@ -92,6 +92,15 @@ impl Ring {
         })
     }
 
+    /// The control information of the tag that the kernel has taken off a frame, so many slots ahead.
+    pub(super) fn tag(&self, ahead: usize) -> Option<u16> {
+        let filled = libc::TP_STATUS_USER | libc::TP_STATUS_VLAN_VALID;
+        let slot = self.next + ahead;
+        let tagged = self.status(slot).load(Ordering::Acquire) & filled == filled;
+        // SAFETY: the kernel has filled the slot in, and leaves it alone until it is given back.
+        tagged.then(|| unsafe { (*self.header(slot)).tp_vlan_tci })
+    }
+
     /// How many frames in a row wait in the socket, from the next on and up to `limit`.
     pub(super) fn in_socket(&self, limit: usize) -> usize {
         let both = libc::TP_STATUS_USER | libc::TP_STATUS_COPY;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use super::place::PREFIX;
+use super::tag;
 use crate::share;
 
 /// The longest name of a network interface.
@@ -15,20 +16,21 @@ const MAX_QUEUE: u32 = 4095;
 /// A link, as a user names it: `KIND:WHAT`, and behind commas what else there is to say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkSpec {
-    /// `tap:NAME[,station=XX:XX:XX:XX:XX:XX]`: a TAP device, made for the time that the link is open unless
-    /// there is one of this name. Without a name the kernel chooses one.
+    /// `tap:NAME[,station=XX:XX:XX:XX:XX:XX][,vlan=NUMBER]`: a TAP device, made for the time that the link is
+    /// open unless there is one of this name. Without a name the kernel chooses one.
     Tap {
         /// The interface.
         name: String,
-        /// The station address of our end; drawn if none is given.
-        station: Option<Station>,
+        /// What our end is.
+        end: EthernetEnd,
     },
-    /// `packet:INTERFACE[,station=XX:XX:XX:XX:XX:XX]`: a packet socket on an Ethernet interface.
+    /// `packet:INTERFACE[,station=XX:XX:XX:XX:XX:XX][,vlan=NUMBER]`: a packet socket on an Ethernet
+    /// interface.
     Packet {
         /// The interface.
         interface: String,
-        /// The station address of our end; drawn if none is given.
-        station: Option<Station>,
+        /// What our end is.
+        end: EthernetEnd,
     },
     /// `xdp:INTERFACE[,queue=NUMBER][,station=XX:XX:XX:XX:XX:XX]`: an XDP socket on a queue of an Ethernet
     /// interface.
@@ -40,8 +42,8 @@ pub enum LinkSpec {
         /// The station address of our end; drawn if none is given.
         station: Option<Station>,
     },
-    /// `ns:NAME[,address=IP/PREFIX]...[,mtu=OCTETS][,station=XX:XX:XX:XX:XX:XX]`: a TAP device in a network
-    /// namespace of one's own.
+    /// `ns:NAME[,address=IP/PREFIX]...[,mtu=OCTETS][,station=XX:XX:XX:XX:XX:XX][,vlan=NUMBER]`: a TAP device
+    /// in a network namespace of one's own.
     Namespace {
         /// The interface in there; without a name the kernel chooses one.
         name: String,
@@ -49,8 +51,8 @@ pub enum LinkSpec {
         addresses: Vec<(IpAddr, u8)>,
         /// The largest IP packet; 1500 if none is given.
         mtu: Option<u32>,
-        /// The station address of our end; drawn if none is given.
-        station: Option<Station>,
+        /// What our end is.
+        end: EthernetEnd,
     },
     /// `udp:ADDRESS:PORT[,peer=INNER@ADDRESS:PORT]...`: bare IPv6 packets in UDP.
     Udp {
@@ -66,6 +68,16 @@ pub enum LinkSpec {
         /// Whose process that is, by name or number; without one it is this user's, or else root's.
         user: Option<String>,
     },
+}
+
+/// What our end of a link of Ethernet is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EthernetEnd {
+    /// Its station address; drawn if none is given.
+    pub station: Option<Station>,
+    /// The VLAN that its frames are in, 0 to 4094; 0: in none, but each has a tag with a priority. None:
+    /// frames have no tags.
+    pub vlan: Option<u16>,
 }
 
 /// A peer of a UDP link, with an address of its own choice.
@@ -96,11 +108,12 @@ const KINDS: &str =
 const SHARE: &str = "a shared adapter has a name of 1 to 32 letters, digits, dots, - or _";
 const OWNER: &str = "expected user=USER once after the comma: the user who shares the adapter";
 const NAME: &str = "the name of an interface has 1 to 15 characters, none of them a space, / or :";
-const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX once after the comma";
+const OPTION: &str = "expected station=XX:XX:XX:XX:XX:XX or vlan=NUMBER once after a comma";
+const VLAN: &str = "a VLAN has a number from 1 to 4094; vlan=0 sends priority tags without a VLAN";
 const XDP: &str = "expected queue=NUMBER or station=XX:XX:XX:XX:XX:XX after a comma";
 const QUEUE: &str = "a queue has a number from 0 to 4095";
 const NAMESPACE: &str =
-    "expected address=IP/PREFIX, mtu=BYTES or station=XX:XX:XX:XX:XX:XX after a comma";
+    "expected address=IP/PREFIX, mtu=BYTES, station=XX:XX:XX:XX:XX:XX or vlan=NUMBER after a comma";
 const ADDRESS: &str = "an address needs a prefix length, like 10.9.0.1/24 or fd09::1/64";
 const MTU: &str = "the MTU is a number from 1280 to 65521";
 const STATION: &str = "a station address has six bytes like 02:00:00:00:00:01, and is not a \
@@ -154,13 +167,13 @@ fn parse(text: &str) -> Result<LinkSpec, &'static str> {
     let what = parts.next().unwrap_or_default();
     match kind {
         "tap" => {
-            let (name, station) = (device(what)?, station_option(parts)?);
-            Ok(LinkSpec::Tap { name, station })
+            let (name, end) = (device(what)?, end_options(parts)?);
+            Ok(LinkSpec::Tap { name, end })
         }
         "ns" => namespace(device(what)?, parts),
         "packet" => {
             let interface = interface(what)?;
-            Ok(LinkSpec::Packet { interface, station: station_option(parts)? })
+            Ok(LinkSpec::Packet { interface, end: end_options(parts)? })
         }
         "xdp" => xdp(interface(what)?, parts),
         "udp" => {
@@ -236,7 +249,7 @@ fn namespace<'a>(
     name: String,
     parts: impl Iterator<Item = &'a str>,
 ) -> Result<LinkSpec, &'static str> {
-    let (mut addresses, mut mtu, mut station) = (Vec::new(), None, None);
+    let (mut addresses, mut mtu, mut end) = (Vec::new(), None, EthernetEnd::default());
     for part in parts {
         match part.split_once('=') {
             Some(("address", text)) => addresses.push(address(text)?),
@@ -244,11 +257,11 @@ fn namespace<'a>(
                 let octets = text.parse().ok().filter(|mtu| (1280..=65_521).contains(mtu));
                 mtu = Some(octets.ok_or(MTU)?);
             }
-            Some(("station", text)) if station.is_none() => station = Some(text.parse()?),
+            _ if end.read(part)? => {}
             _ => return Err(NAMESPACE),
         }
     }
-    Ok(LinkSpec::Namespace { name, addresses, mtu, station })
+    Ok(LinkSpec::Namespace { name, addresses, mtu, end })
 }
 
 /// An address with the length of its prefix.
@@ -260,15 +273,25 @@ fn address(text: &str) -> Result<(IpAddr, u8), &'static str> {
     Ok((ip, prefix))
 }
 
-fn station_option<'a>(
-    mut parts: impl Iterator<Item = &'a str>,
-) -> Result<Option<Station>, &'static str> {
-    let Some(part) = parts.next() else { return Ok(None) };
-    let text = part.strip_prefix("station=").ok_or(OPTION)?;
-    if parts.next().is_some() {
-        return Err(OPTION);
+fn end_options<'a>(mut parts: impl Iterator<Item = &'a str>) -> Result<EthernetEnd, &'static str> {
+    let mut end = EthernetEnd::default();
+    parts.try_for_each(|part| end.read(part)?.then_some(()).ok_or(OPTION))?;
+    Ok(end)
+}
+
+impl EthernetEnd {
+    /// Reads an option; whether it is one of these, given for the first time.
+    fn read(&mut self, part: &str) -> Result<bool, &'static str> {
+        match part.split_once('=') {
+            Some(("station", text)) if self.station.is_none() => self.station = Some(text.parse()?),
+            Some(("vlan", text)) if self.vlan.is_none() => {
+                let number = text.parse().ok().filter(|number| *number <= tag::MAX_VLAN);
+                self.vlan = Some(number.ok_or(VLAN)?);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
     }
-    text.parse().map(Some)
 }
 
 impl FromStr for Station {
@@ -305,26 +328,20 @@ fn peer(text: &str) -> Result<Peer, &'static str> {
 impl fmt::Display for LinkSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tap { name, station } => {
-                write!(f, "tap:{name}")?;
-                show_station(*station, f)
-            }
-            Self::Packet { interface, station } => {
-                write!(f, "packet:{interface}")?;
-                show_station(*station, f)
-            }
+            Self::Tap { name, end } => write!(f, "tap:{name}{end}"),
+            Self::Packet { interface, end } => write!(f, "packet:{interface}{end}"),
             Self::Xdp { interface, queue, station } => {
                 write!(f, "xdp:{interface}")?;
                 if *queue > 0 {
                     write!(f, ",queue={queue}")?;
                 }
-                show_station(*station, f)
+                station.map_or(Ok(()), |station| write!(f, ",station={station}"))
             }
-            Self::Namespace { name, addresses, mtu, station } => {
+            Self::Namespace { name, addresses, mtu, end } => {
                 write!(f, "ns:{name}")?;
                 addresses.iter().try_for_each(|(ip, len)| write!(f, ",address={ip}/{len}"))?;
                 mtu.map_or(Ok(()), |mtu| write!(f, ",mtu={mtu}"))?;
-                show_station(*station, f)
+                write!(f, "{end}")
             }
             Self::Udp { bind, peers } => {
                 write!(f, "udp:{bind}")?;
@@ -338,8 +355,11 @@ impl fmt::Display for LinkSpec {
     }
 }
 
-fn show_station(station: Option<Station>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    station.map_or(Ok(()), |station| write!(f, ",station={station}"))
+impl fmt::Display for EthernetEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.station.map_or(Ok(()), |station| write!(f, ",station={station}"))?;
+        self.vlan.map_or(Ok(()), |vlan| write!(f, ",vlan={vlan}"))
+    }
 }
 
 impl fmt::Display for Station {
@@ -362,6 +382,9 @@ mod tests {
             "tap:qp0,station=02:00:00:00:00:0a",
             "packet:eth1",
             "packet:eth1,station=02:00:00:00:00:0a",
+            "packet:eth1,station=02:00:00:00:00:0a,vlan=7",
+            "tap:qp0,vlan=0",
+            "ns:qp0,address=10.9.0.1/24,vlan=4094",
             "xdp:eth1",
             "xdp:eth1,queue=3,station=02:00:00:00:00:0a",
             "ns:",
@@ -402,6 +425,11 @@ mod tests {
             ("tap:..", NAME),
             ("tap:sixteen_letters_", NAME),
             ("tap:qp0,mtu=9000", OPTION),
+            ("packet:eth1,vlan=1,vlan=1", OPTION),
+            ("packet:eth1,vlan=4095", VLAN),
+            ("packet:eth1,vlan=", VLAN),
+            ("ns:,vlan=-1", VLAN),
+            ("xdp:eth1,vlan=1", XDP),
             ("tap:qp0,station=02:00:00:00:00:01,station=02:00:00:00:00:02", OPTION),
             ("tap:qp0,station=01:00:00:00:00:01", STATION),
             ("tap:qp0,station=00:00:00:00:00:00", STATION),

@@ -12,8 +12,8 @@ use super::aligned::Aligned;
 use super::interface::{Name, control, mtu};
 use super::queue::Queue;
 use super::vnet::{self, LONGEST, TooLong};
-use super::{Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
-use super::{Refusal, Station, split, station};
+use super::{EthernetEnd, Features, Frame, LinkError, LinkSpec, MAX_SEGMENT, Outgoing, PacketLink};
+use super::{Refusal, split, station, tag};
 use crate::sys::{adopt, check, check_len, straight};
 
 /// Frames that wait while the kernel has no room.
@@ -47,34 +47,26 @@ pub(super) struct Tap {
 
 impl Tap {
     /// Attaches to the TAP device `name`, or makes one that lives as long as the link.
-    pub(super) fn open(
-        spec: &LinkSpec,
-        name: &str,
-        wanted: Option<Station>,
-    ) -> Result<Self, LinkError> {
+    pub(super) fn open(spec: &LinkSpec, name: &str, end: EthernetEnd) -> Result<Self, LinkError> {
         let name = Name::new(name).map_err(LinkError::at(spec, "the name of the interface"))?;
         let (fd, name) =
             attach(name).map_err(LinkError::at(spec, "attaching to the TAP device"))?;
         control()
-            .and_then(|control| Self::new(fd, name, mtu(&control, name)?, wanted))
+            .and_then(|control| Self::new(fd, name, mtu(&control, name)?, end))
             .map_err(LinkError::at(spec, "setting up the TAP device"))
     }
 
     /// A link over a TAP device that was attached to.
-    pub(super) fn new(
-        fd: OwnedFd,
-        name: Name,
-        mtu: u32,
-        wanted: Option<Station>,
-    ) -> io::Result<Self> {
+    pub(super) fn new(fd: OwnedFd, name: Name, mtu: u32, end: EthernetEnd) -> io::Result<Self> {
         let features = Features {
             mtu,
-            hardware: Some(station(wanted)?),
+            hardware: Some(station(end.station)?),
             checksum: true,
             segment: MAX_SEGMENT,
             address: None,
             interface: name.text(),
             enter: Vec::new(),
+            vlan: end.vlan,
         };
         Ok(Self {
             fd,
@@ -166,6 +158,10 @@ impl PacketLink for Tap {
                 continue;
             }
             if let Some((header, frame)) = self.inbox[..len].split_first_chunk_mut() {
+                if self.features.vlan.is_some_and(|vlan| !tag::accept(frame, vlan)) {
+                    count += 1;
+                    continue;
+                }
                 let handed = split::hand_over(vnet::Header::read(header), frame, each);
                 self.torn += u64::from(handed == 0);
                 count += handed.max(1);
@@ -175,12 +171,12 @@ impl PacketLink for Tap {
     }
 
     fn slot(&mut self) -> Option<&mut [u8]> {
-        vnet::free(&mut self.waiting)
+        vnet::free(&mut self.waiting, self.features.vlan)
     }
 
     fn send(&mut self, frame: Outgoing) {
         let others_wait = !self.waiting.is_empty();
-        vnet::push(&mut self.waiting, &frame);
+        vnet::push(&mut self.waiting, &frame, self.features.vlan);
         if !others_wait {
             // If the device is gone, the frame stays, and whoever flushes is told.
             let _ = self.drain();

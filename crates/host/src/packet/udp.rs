@@ -212,6 +212,7 @@ fn features(fd: &OwnedFd, bind: SocketAddr) -> io::Result<Features> {
         address,
         interface: String::new(),
         enter: Vec::new(),
+        vlan: None,
     })
 }
 
@@ -277,7 +278,7 @@ mod tests {
             for _ in 0..count {
                 let slot = link.slot().unwrap();
                 slot[DESTINATION..HEADER].copy_from_slice(&own.octets());
-                link.send(Outgoing { len: HEADER, checksum: None, segment: None });
+                link.send(Outgoing { len: HEADER, ..Outgoing::default() });
             }
             link.flush().unwrap();
             assert!(link.waiting.is_empty());

@@ -3,12 +3,12 @@
 
 use super::aligned::STEP;
 use super::queue::Queue;
-use super::{ETHERNET, Outgoing};
+use super::{ETHERNET, Outgoing, tag};
 
 /// Its length.
 pub(super) const LEN: usize = 10;
-/// The longest frame: the largest IP packet, Ethernet, and the header before them.
-pub(super) const LONGEST: usize = LEN + ETHERNET + 65_535;
+/// The longest frame: the largest IP packet, Ethernet with a tag, and the header before them.
+pub(super) const LONGEST: usize = LEN + ETHERNET + tag::LEN + 65_535;
 /// Room for one, of slots that begin alike.
 pub(super) const SLOT: usize = LONGEST.next_multiple_of(STEP);
 
@@ -71,28 +71,39 @@ impl TooLong {
     }
 }
 
-/// Room in a queue of slots of [`LONGEST`] octets for the next frame, behind its header.
-pub(super) fn free(waiting: &mut Queue<usize>) -> Option<&mut [u8]> {
-    waiting.free().map(|slot| &mut slot[LEN..])
+/// Room in a queue of slots of [`LONGEST`] octets for the next frame, after its header. On a link with a
+/// `vlan`, a tag still has to go into the frame.
+pub(super) fn free(waiting: &mut Queue<usize>, vlan: Option<u16>) -> Option<&mut [u8]> {
+    waiting.free().map(|slot| &mut slot[LEN + room(vlan)..][..ETHERNET + 65_535])
 }
 
-/// Puts the frame that was written there into the queue, with its header.
-pub(super) fn push(waiting: &mut Queue<usize>, frame: &Outgoing) {
+/// Octets of the tags of a link.
+fn room(vlan: Option<u16>) -> usize {
+    vlan.map_or(0, |_| tag::LEN)
+}
+
+/// Puts the frame that was written there into the queue, with its header, and on a link with a `vlan` with
+/// its tag.
+pub(super) fn push(waiting: &mut Queue<usize>, frame: &Outgoing, vlan: Option<u16>) {
     let Some(slot) = waiting.free() else { return };
+    let len = frame.len + room(vlan);
     if let Some((header, bytes)) = slot.split_first_chunk_mut() {
-        write(header, &bytes[..frame.len], frame);
+        if let Some(vlan) = vlan {
+            tag::insert(bytes, tag::control(vlan, frame.priority));
+        }
+        write(header, &bytes[..len], frame, room(vlan));
     }
-    waiting.push(LEN + frame.len);
+    waiting.push(LEN + len);
 }
 
-/// Writes the header for an Ethernet frame.
-fn write(out: &mut [u8; LEN], frame: &[u8], outgoing: &Outgoing) {
+/// Writes the header for an Ethernet frame, which has `tag` octets of tags since the checksum was placed.
+fn write(out: &mut [u8; LEN], frame: &[u8], outgoing: &Outgoing, tag: usize) {
     *out = [0; LEN];
     let Some(checksum) = outgoing.checksum else { return };
     out[0] = NEEDS_CSUM;
-    out[6..8].copy_from_slice(&checksum.start.to_ne_bytes());
+    let tcp = usize::from(checksum.start) + tag;
+    out[6..8].copy_from_slice(&(tcp as u16).to_ne_bytes());
     out[8..10].copy_from_slice(&checksum.at.saturating_sub(checksum.start).to_ne_bytes());
-    let tcp = usize::from(checksum.start);
     if let Some(size) = outgoing.segment
         && let Some(&[offset, flags]) = frame.get(tcp + TCP_OFFSET..=tcp + TCP_FLAGS)
     {
@@ -100,7 +111,7 @@ fn write(out: &mut [u8; LEN], frame: &[u8], outgoing: &Outgoing) {
         if frame.len() <= headers + usize::from(size) {
             return;
         }
-        let ip6 = frame.get(ETHERNET).is_some_and(|version| version >> 4 == 6);
+        let ip6 = frame.get(ETHERNET + tag).is_some_and(|version| version >> 4 == 6);
         let ecn = if flags & TCP_CWR != 0 { GSO_ECN } else { 0 };
         out[1] = if ip6 { GSO_TCP6 } else { GSO_TCP4 } | ecn;
         out[2..4].copy_from_slice(&(headers as u16).to_ne_bytes());
@@ -124,7 +135,8 @@ mod tests {
 
     fn header(frame: &[u8], checksum: Option<Checksum>, segment: Option<u16>) -> [u16; 5] {
         let mut out = [0xff; LEN];
-        write(&mut out, frame, &Outgoing { len: frame.len(), checksum, segment });
+        let outgoing = Outgoing { len: frame.len(), checksum, segment, priority: 0 };
+        write(&mut out, frame, &outgoing, 0);
         std::array::from_fn(|i| match i {
             0 => u16::from_be_bytes([out[0], out[1]]),
             _ => u16::from_ne_bytes([out[2 * i], out[2 * i + 1]]),
@@ -144,6 +156,22 @@ mod tests {
         let (short, at) = frame(6, 1400);
         assert_eq!(header(&short, Some(at), Some(1400)), [0x0100, 0, 0, 54, 16], "one segment");
         assert_eq!(header(&short[..60], Some(at), Some(1)), [0x0100, 0, 0, 54, 16], "no header");
+    }
+
+    #[test]
+    fn a_tag_moves_what_the_kernel_is_asked_for() {
+        let (tcp6, at) = frame(6, 3000);
+        let mut waiting = Queue::new(1, LONGEST);
+        let slot = free(&mut waiting, Some(7)).unwrap();
+        slot[..tcp6.len()].copy_from_slice(&tcp6);
+        let (len, checksum, segment) = (tcp6.len(), Some(at), Some(1400));
+        push(&mut waiting, &Outgoing { len, checksum, segment, priority: 3 }, Some(7));
+        let (slot, len) = waiting.get(0).unwrap();
+        assert_eq!(len, LEN + tcp6.len() + tag::LEN);
+        let word = |at: usize| u16::from_ne_bytes([slot[at], slot[at + 1]]);
+        assert_eq!((slot[..2].to_vec(), [2, 4, 6, 8].map(word)), (vec![1, 4], [90, 1400, 58, 16]));
+        assert_eq!(slot[LEN + 12..LEN + 16], [0x81, 0, 0x60, 7]);
+        assert_eq!(slot[LEN + 16..len], tcp6[12..]);
     }
 
     #[test]

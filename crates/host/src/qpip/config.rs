@@ -214,6 +214,7 @@ mod tests {
             address: None,
             interface: String::new(),
             enter: Vec::new(),
+            vlan: None,
         };
         let (ethernet, bare) = (features(Some([2, 0, 0, 0, 0, 1])), features(None));
         for (gateway, reached) in [

@@ -16,7 +16,7 @@ use quipu_nic::{FrameOut, QpNum, Time};
 
 use crate::net::numbers::Numbers;
 use crate::net::token::Token;
-use crate::packet::{Outgoing, PacketLink, Station};
+use crate::packet::{ETHERNET, Outgoing, PacketLink, Station, tag};
 use crate::sys::{self, Epoll};
 use crate::tap::Adapter;
 
@@ -195,8 +195,10 @@ impl Qpip {
         if self.is_gone() {
             return false;
         }
+        let vlan = self.link.features().vlan;
         let each = &mut |frame: &Frame<'_>| {
-            adapter.probe_mut().frame_passed(false, frame.bytes);
+            let tag = vlan.and_then(|vlan| tag::of(frame.bytes).map(|tag| tag | vlan));
+            adapter.probe_mut().frame_passed(false, frame.bytes, tag);
             adapter.handle_frame(now, frame);
         };
         let received = self.link.receive(FRAMES_PER_TURN, each);
@@ -245,6 +247,7 @@ impl Qpip {
         }
         let (mut sent, mut full) = (0, false);
         self.has_more = false;
+        let vlan = self.link.features().vlan;
         while sent < FRAMES_PER_TURN && adapter.has_frames() {
             let Some(slot) = self.link.slot() else {
                 full = true;
@@ -254,9 +257,14 @@ impl Qpip {
                 self.has_more = adapter.has_frames();
                 break;
             };
-            let FrameOut { len, checksum, segment } = frame;
-            adapter.probe_mut().frame_passed(true, &slot[..len]);
-            self.link.send(Outgoing { len, checksum, segment });
+            let FrameOut { len, checksum, segment, .. } = frame;
+            let priority = vlan.map_or(0, |_| {
+                let packet = slot.get(ETHERNET..len).unwrap_or_default();
+                adapter.level_of_frame(&frame, packet)
+            });
+            let tag = vlan.map(|vlan| tag::control(vlan, priority));
+            adapter.probe_mut().frame_passed(true, &slot[..len], tag);
+            self.link.send(Outgoing { len, checksum, segment, priority });
             sent += 1;
         }
         self.flush(adapter, now);
@@ -383,6 +391,7 @@ mod tests {
                 address: None,
                 interface: String::new(),
                 enter: Vec::new(),
+                vlan: None,
             };
             let fd = std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
             let (takes, down) = Default::default();

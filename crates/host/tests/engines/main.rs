@@ -28,4 +28,5 @@ mod siw;
 mod space;
 mod stopped;
 mod users;
+mod vlan;
 mod ways;

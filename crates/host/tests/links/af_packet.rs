@@ -85,6 +85,61 @@ fn frames_for_others_and_our_own_are_not_seen() {
 }
 
 #[test]
+fn the_kernel_takes_frames_with_a_priority() {
+    if !inside("af_packet::the_kernel_takes_frames_with_a_priority") {
+        return;
+    }
+    pair();
+    let mut link = open("packet:ours,vlan=0");
+    assert_eq!(link.features().vlan, Some(0));
+    peer::set_up("theirs", link.as_ref());
+    peer::talk(link.as_mut(), true);
+    // The kernel has to cut and to compute what we send.
+    offload("ours", Offload::Checksum, false);
+    offload("ours", Offload::Segments, false);
+    peer::talk(link.as_mut(), true);
+}
+
+#[test]
+fn frames_have_the_tag_of_their_vlan() {
+    if !inside("af_packet::frames_have_the_tag_of_their_vlan") {
+        return;
+    }
+    pair();
+    ["ours", "theirs"].into_iter().for_each(|name| ip(&format!("link set {name} mtu 9000")));
+    let mut link = open("packet:ours,station=02:00:00:00:00:05,vlan=7");
+    let [mut same, mut other, mut none] = [",vlan=7", ",vlan=8", ""]
+        .map(|vlan| open(&format!("packet:theirs,station=02:00:00:00:00:06{vlan}")));
+    // Of all of them only the frames of the VLAN come, with the priority that they were sent with. The
+    // longest does not fit into the ring.
+    for (len, mark) in [(60, 0), (9014, 1), (60, 2)] {
+        for sender in [&mut other, &mut none, &mut same] {
+            peer::put_as_it_is(sender.as_mut(), &marked(len, mark), None, None);
+        }
+        let [frame] = tagged(link.as_mut()).try_into().unwrap();
+        assert_eq!(frame[12..18], [0x81, 0, peer::PRIORITY << 5, 0, 0x88, 0xb5]);
+        assert_eq!((frame[..12].to_vec(), frame[16..].to_vec()), {
+            let sent = marked(len, mark);
+            (sent[..12].to_vec(), sent[12..].to_vec())
+        });
+    }
+    // Nor does anybody else see its frames.
+    let mut frame = marked(60, 3);
+    frame[..12].rotate_left(6);
+    peer::put_as_it_is(link.as_mut(), &frame, None, None);
+    assert_eq!(tagged(same.as_mut()).len(), 1);
+    for others in [&mut other, &mut none] {
+        let each = &mut |frame: &Frame<'_>| assert_ne!(frame.bytes[5], 6, "{:x?}", frame.bytes);
+        others.receive(64, each).unwrap();
+    }
+}
+
+/// The next frames that have a tag and are of a kind that nobody else uses.
+fn tagged(link: &mut dyn PacketLink) -> Vec<Vec<u8>> {
+    peer::next(link, |frame, _| (frame[16..18] == [0x88, 0xb5]).then(|| frame.to_vec()))
+}
+
+#[test]
 fn an_interface_that_is_down_loses_frames_and_one_that_is_gone_says_so() {
     let name = "af_packet::an_interface_that_is_down_loses_frames_and_one_that_is_gone_says_so";
     if !inside(name) {

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use quipu_host::packet::{self, LinkSpec, PacketLink};
+use quipu_host::packet::{self, EthernetEnd, LinkSpec, PacketLink};
 
 use super::peer;
 use super::space::inside;
@@ -105,7 +105,8 @@ fn somebody() {
     assert!(!output.status.success());
     // No text says so much, but a program may.
     let (name, addresses) = Default::default();
-    let wide = LinkSpec::Namespace { name, addresses, mtu: Some(65_535), station: None };
+    let end = EthernetEnd::default();
+    let wide = LinkSpec::Namespace { name, addresses, mtu: Some(65_535), end };
     let said = packet::open(&wide).err().unwrap().to_string();
     assert!(said.contains("setting up the network device in the user namespace"), "{said}");
     assert!(said.contains("choose an MTU"), "{said}");

@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 4000;
 const TRAIN: usize = 20_000;
 const SEGMENT: usize = 1_300;
+/// The priority of what we send, on links with tags.
+pub const PRIORITY: u8 = 3;
 
 /// The kernel's addresses and ours.
 pub const KERNEL: [&str; 2] = ["10.77.0.1", "fd77::1"];
@@ -174,7 +176,7 @@ pub fn put_as_it_is(
         link.flush().unwrap();
     }
     link.slot().unwrap()[..frame.len()].copy_from_slice(frame);
-    link.send(Outgoing { len: frame.len(), checksum, segment });
+    link.send(Outgoing { len: frame.len(), checksum, segment, priority: PRIORITY });
     link.flush().unwrap();
 }
 

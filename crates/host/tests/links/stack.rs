@@ -122,7 +122,8 @@ impl Host {
             if let Some(checksum) = departure.checksum.filter(|_| !offload) {
                 Stack::seal(&mut slot[..len], checksum);
             }
-            self.link.send(Outgoing { len, checksum, segment: departure.segment });
+            let segment = departure.segment;
+            self.link.send(Outgoing { len, checksum, segment, priority: 5 });
         }
         self.link.flush().unwrap();
     }

@@ -33,6 +33,16 @@ fn the_kernel_talks_over_a_tap_device() {
 }
 
 #[test]
+fn the_kernel_takes_frames_with_a_priority() {
+    if !inside("tap::the_kernel_takes_frames_with_a_priority") || !possible() {
+        return;
+    }
+    let mut link = open("tap:qp0,vlan=0");
+    peer::set_up("qp0", link.as_ref());
+    peer::talk(link.as_mut(), true);
+}
+
+#[test]
 fn the_kernels_side_is_set_up() {
     if !inside("tap::the_kernels_side_is_set_up") || !possible() {
         return;

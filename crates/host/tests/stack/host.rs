@@ -250,7 +250,8 @@ impl Host {
 
 /// A TAP device computes checksums and cuts segments.
 fn outgoing(departure: &Departure) -> Outgoing {
-    Outgoing { len: departure.len(), checksum: departure.checksum, segment: departure.segment }
+    let Departure { checksum, segment, .. } = *departure;
+    Outgoing { len: departure.len(), checksum, segment, priority: 0 }
 }
 
 impl User {

@@ -186,6 +186,14 @@ impl Stack {
         }
     }
 
+    /// Changes the traffic class of what a connection sends from now on. The lower two bits, those of ECN,
+    /// stay TCP's own.
+    pub fn set_traffic_class(&mut self, id: TcpId, traffic_class: u8) {
+        if let Some(slot) = self.connections.get_mut(id) {
+            slot.carriage = Carriage { traffic_class, ..slot.carriage }.without_ecn();
+        }
+    }
+
     /// See [`Connection::admit`].
     pub fn admit(&mut self, id: TcpId) {
         let Some(connection) = self.open(id) else { return };

@@ -38,7 +38,8 @@ impl<P: Probe> Adapter<P> {
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), Fault> {
-        let config = self.hub.attached()?.tcp_config(settings)?;
+        let marked = self.hub.marked(settings);
+        let config = self.hub.attached()?.tcp_config(&marked)?;
         self.watch_port(port, settings, &config, backlog)
     }
 
@@ -58,7 +59,8 @@ impl<P: Probe> Adapter<P> {
         backlog: u32,
     ) -> Result<(ListenerId, u16), Fault> {
         settings.check()?;
-        let config = Arc::new(tcp::Config { deferred: true, ..settings.to_config() });
+        let config =
+            Arc::new(tcp::Config { deferred: true, ..self.hub.marked(settings).to_config() });
         self.watch_deferred(port, settings, &config, backlog)
     }
 
@@ -233,8 +235,9 @@ impl<P: Probe> Adapter<P> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         check_idle(qp)?;
+        let marked = hub.marked(settings);
         let inet = hub.attached()?;
-        let config = inet.tcp_config(settings)?;
+        let config = inet.tcp_config(&marked)?;
         let connection =
             inet.stack.connect_from(now.0, local, remote, &config).map_err(no_connection)?;
         inet.set_owner(connection, Some(Owner::Qp(id)));

@@ -31,11 +31,13 @@ use crate::error::Fault;
 use crate::probe::Probe;
 use crate::qp::{Path, Qp};
 use crate::requester;
+use crate::transmit::marking;
 use crate::types::{AsyncEvent, QpId, Time};
 
 pub use connections::check_message;
 pub use streams::TcpStreamChange;
 pub use udp::check_datagram;
+pub(crate) use words::Sender;
 pub use words::{FrameOut, Source, TcpChange, TcpSettings};
 
 /// Whose a connection is.
@@ -172,6 +174,12 @@ impl<P> Hub<P> {
             .as_deref_mut()
             .ok_or(Fault::Unsupported("the adapter has no packet link; set QUIPU_QPIP_LINK"))
     }
+
+    /// The settings with a traffic class: if they name none, that of the service level of the rules.
+    fn marked(&self, settings: &TcpSettings) -> TcpSettings {
+        let traffic_class = marking::class_or_default(settings.traffic_class, self);
+        TcpSettings { traffic_class, ..*settings }
+    }
 }
 
 impl<P: Probe> Adapter<P> {
@@ -199,6 +207,8 @@ impl<P: Probe> Adapter<P> {
         let (qp, hub) = self.qp_and_hub(id).ok_or(Fault::NoSuchObject)?;
         // Its lane follows from it.
         qp.attr.av.traffic_class = carriage.traffic_class;
+        let traffic_class = marking::class_or_default(carriage.traffic_class, hub);
+        let carriage = Carriage { traffic_class, ..carriage };
         match &mut qp.path {
             Path::Udp(path) => path.carriage = carriage,
             Path::Tcp(path) => {

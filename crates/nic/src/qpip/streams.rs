@@ -124,6 +124,12 @@ impl Inet {
         self.stack.set_receive_space(connection, FIRST_WINDOW as u64);
     }
 
+    /// The connection of the queue pair that has the stream of a TCP connection.
+    pub(crate) fn conn_of(&self, connection: TcpId) -> Option<ConnId> {
+        (self.owner(connection)? == Owner::Stream).then_some(())?;
+        self.streams.get(connection.index())?.as_ref()?.conn
+    }
+
     /// The connections of all streams.
     fn streaming(&self) -> impl Iterator<Item = TcpId> {
         let owned = self.owners.iter().flatten();
@@ -154,7 +160,8 @@ impl<P: Probe> Adapter<P> {
         settings: &TcpSettings,
         backlog: u32,
     ) -> Result<(ListenerId, u16), Fault> {
-        let config = Arc::new(tcp::Config { deferred: true, ..config_of(settings)? });
+        let config =
+            Arc::new(tcp::Config { deferred: true, ..config_of(&self.hub.marked(settings))? });
         self.watch_deferred(port, settings, &config, backlog)
     }
 
@@ -171,8 +178,9 @@ impl<P: Probe> Adapter<P> {
         settings: &TcpSettings,
     ) -> Result<TcpId, Fault> {
         self.hub.now = now;
+        let marked = self.hub.marked(settings);
         let inet = self.hub.attached()?;
-        let config = Arc::new(config_of(settings)?);
+        let config = Arc::new(config_of(&marked)?);
         let connected = inet.stack.connect_from(now.0, local, remote, &config);
         let connection = connected.map_err(connections::no_connection)?;
         inet.begin_stream(connection);
@@ -266,6 +274,7 @@ impl<P: Probe> Adapter<P> {
                 stream.early = Some(Box::new(Early::at(begin)));
             }
         }
+        self.mark_stream(connection);
         self.deliver(connection);
         let inet = self.hub.attached()?;
         let state = inet.stack.connection(connection).map(tcp::Connection::state);
@@ -274,6 +283,14 @@ impl<P: Probe> Adapter<P> {
             self.stream_event(connection, tcp::Event::PeerClosed(0));
         }
         Ok(conn)
+    }
+
+    /// Marks the packets of a stream as its queue pair says.
+    fn mark_stream(&mut self, connection: TcpId) {
+        let class = self.level_of_connection(connection).map(|(_, class)| class);
+        if let Some((class, inet)) = class.zip(self.hub.inet.as_mut()) {
+            inet.stack.set_traffic_class(connection, class);
+        }
     }
 
     /// The program goes away: ends all streams, whose bytes this adapter has, not the program's memory.

@@ -16,7 +16,7 @@ use quipu_inet::stack::{
 };
 use quipu_wire::checksum::{Sum, sum};
 
-use super::{Inet, Source, set};
+use super::{Inet, Sender, Source, set};
 use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
 use crate::fate::{self, Met};
@@ -25,7 +25,7 @@ use crate::qp::{Path, Qp};
 use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit::frames::Turn;
-use crate::transmit::lanes;
+use crate::transmit::{lanes, marking};
 use crate::types::{QpId, QpState, WcExtra, WcOpcode, WcStatus};
 
 /// Octets that are summed at a time: they are read again soon, and are to be in a cache then. Even.
@@ -340,6 +340,8 @@ fn compose<P: Probe>(
     let (to, len) = (qp.sq.destination(position).address(), qp.sq.wqe(position).length as usize);
     let now = hub.now.0;
     let Path::Udp(UdpPath { carriage, .. }) = qp.path else { return Ok(Turn::Nothing) };
+    let traffic_class = marking::class_or_default(carriage.traffic_class, hub);
+    let carriage = Carriage { traffic_class, ..carriage };
     let Some(inet) = &mut hub.inet else { return Ok(Turn::Nothing) };
     let (departure, parts) = match begun {
         Some(parts) => compose_part(inet, now, parts, out)?,
@@ -360,7 +362,10 @@ fn compose<P: Probe>(
     let payload = out.get_mut(departure.headers..departure.len()).ok_or(Stop::Memory)?;
     gather(qp, hub, (position, from), payload)?;
     hub.probe.stage(Stage::GetData, departure.len() - departure.headers);
-    let turn = hub.dispatch(&departure, out);
+    let mut turn = hub.dispatch(&departure, out);
+    if let Turn::Frame(frame) = &mut turn {
+        frame.of = Sender::Datagrams(qp.id);
+    }
     match (&mut qp.path, parts) {
         (Path::Udp(path), Some(parts)) => {
             path.held.push_front(Held { position, what: Hold::Turn(Some(parts)) });

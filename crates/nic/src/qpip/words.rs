@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use quipu_inet::stack::{Carriage, Checksum, Departure};
+use quipu_inet::stack::{Carriage, Checksum, Departure, TcpId};
 use quipu_inet::tcp;
 
 use crate::error::Fault;
+use crate::types::QpId;
 
 /// How the connection of a TCP queue pair is to be. Nothing is ever held back to be gathered (no Nagle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,12 +134,26 @@ pub struct FrameOut {
     pub checksum: Option<Checksum>,
     /// The link cuts the payload into segments of so many octets.
     pub segment: Option<u16>,
+    /// What it is of.
+    pub(crate) of: Sender,
+}
+
+/// What a frame is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sender {
+    /// The stack itself.
+    Stack,
+    /// A connection.
+    Connection(TcpId),
+    /// The datagrams of a queue pair.
+    Datagrams(QpId),
 }
 
 impl From<&Departure> for FrameOut {
     fn from(departure: &Departure) -> Self {
         let &Departure { checksum, segment, .. } = departure;
-        Self { len: departure.len(), checksum, segment }
+        let of = departure.of.map_or(Sender::Stack, Sender::Connection);
+        Self { len: departure.len(), checksum, segment, of }
     }
 }
 

@@ -1,10 +1,13 @@
 //! The service level of what a queue pair sends, and how packets that leave the host say it.
 
+use quipu_inet::stack::TcpId;
+
 use crate::adapter::{Adapter, Hub};
 use crate::error::Fault;
 use crate::port::LinkLayer;
 use crate::probe::Probe;
 use crate::qp::Qp;
+use crate::qpip::{FrameOut, Owner, Sender};
 use crate::types::{AddressVector, ConnId, QpId, QpType};
 
 /// How packets of a connection are marked.
@@ -65,7 +68,50 @@ pub(crate) fn traffic_class<P>(av: &AddressVector, hub: &Hub<P>) -> u8 {
     }
 }
 
+/// A traffic class that a program named; 0: that of the service level of the rules.
+pub(crate) fn class_or_default<P>(class: u8, hub: &Hub<P>) -> u8 {
+    traffic_class(&AddressVector { traffic_class: class, ..AddressVector::default() }, hub)
+}
+
+/// The traffic class of an IP packet; 0 for anything else.
+fn class_of_packet(packet: &[u8]) -> u8 {
+    match *packet {
+        [first, class, ..] if first >> 4 == 4 => class,
+        [first, second, ..] if first >> 4 == 6 => first << 4 | second >> 4,
+        _ => 0,
+    }
+}
+
 impl<P: Probe> Adapter<P> {
+    /// The service level of a frame that [`transmit_frame`](Self::transmit_frame) wrote, with its IP packet:
+    /// that of its queue pair. Of what the stack sends itself, it is the one that the packet's traffic class
+    /// stands for.
+    #[must_use]
+    pub fn level_of_frame(&self, frame: &FrameOut, packet: &[u8]) -> u8 {
+        let level = match frame.of {
+            Sender::Connection(connection) => {
+                self.level_of_connection(connection).map(|(level, _)| level)
+            }
+            Sender::Datagrams(qp) => self.qps.get(qp).map(|qp| level_of(&qp.attr.av, &self.hub)),
+            Sender::Stack => None,
+        };
+        level.unwrap_or(class_of_packet(packet) >> 5)
+    }
+
+    /// The service level and the traffic class of the queue pair that has a connection of the stack. None: it
+    /// has no queue pair, or one of plain iWARP that names neither, so that those of its connection count.
+    pub(crate) fn level_of_connection(&self, connection: TcpId) -> Option<(u8, u8)> {
+        let inet = self.hub.inet.as_deref()?;
+        let (qp, is_stream) = match inet.owner(connection)? {
+            Owner::Qp(qp) => (qp, false),
+            Owner::Stream => (self.hub.conns.get(inet.conn_of(connection)?)?.qp?, true),
+            Owner::Listener(_) | Owner::Request(_) => return None,
+        };
+        let av = &self.qps.get(qp)?.attr.av;
+        let names_none = av.sl == 0 && av.traffic_class == 0;
+        (!is_stream || !names_none).then(|| (level_of(av, &self.hub), traffic_class(av, &self.hub)))
+    }
+
     /// How what a connection sends is marked; `None` if it has no queue pair.
     #[must_use]
     pub fn marking(&self, conn: ConnId) -> Option<Marking> {

@@ -18,7 +18,8 @@ use libc::{c_int, c_void};
 use super::af_packet::PacketSocket;
 use super::interface::{self, Name, control};
 use super::{
-    ETHERNET, Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Refusal, Station,
+    ETHERNET, EthernetEnd, Features, Frame, LinkError, LinkSpec, Outgoing, PacketLink, Refusal,
+    Station,
 };
 use crate::sys::{Epoll, adopt_socket, check, check_len, read_option, set_option_bytes};
 use rings::{Frames, Ring};
@@ -79,7 +80,8 @@ impl XdpSocket {
         wanted: Option<Station>,
     ) -> Result<Self, LinkError> {
         let at = |what| LinkError::at(spec, what);
-        let socket = PacketSocket::open(spec, name, wanted)?;
+        let end = EthernetEnd { station: wanted, vlan: None };
+        let socket = PacketSocket::open(spec, name, end)?;
         let station = socket.features().hardware.unwrap_or_default();
         let map = program::make_map(queue).map_err(at("creating a map of XDP sockets"))?;
         let program = program::load(station, &map).map_err(at("loading the XDP program"))?;

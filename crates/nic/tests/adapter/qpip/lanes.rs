@@ -1,5 +1,8 @@
 //! Two connections in two lanes share a port with a rate as its weights say.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use quipu_nic::inet::tcp::Mode;
 use quipu_nic::qos::{Config as Qos, Entry};
 use quipu_nic::*;
@@ -7,6 +10,41 @@ use quipu_nic::*;
 use super::net::Net;
 
 const MESSAGE: usize = 16 << 10;
+
+/// Frames are marked with the service level of the rules where a program names no traffic class.
+#[test]
+fn frames_carry_the_service_level_of_the_rules() {
+    let mut net = Net::new();
+    let mut qos = Qos::default();
+    qos.dscp[3] = Some(46);
+    net.adapter(0).set_qos(qos, None);
+    net.adapter(0).set_default_level(3);
+    let qps = [0, 1].map(|host| net.qp(host, QpType::Tcp));
+    let classes = Rc::new(RefCell::new([Vec::new(), Vec::new()]));
+    let seen = Rc::clone(&classes);
+    net.filter = Some(Box::new(move |to, frame| {
+        let class = match frame[0] >> 4 {
+            4 => frame[1],
+            _ => frame[0] << 4 | frame[1] >> 4,
+        };
+        let next_header = if frame[0] >> 4 == 4 { frame[9] } else { frame[6] };
+        if matches!(next_header, 6 | 17) {
+            seen.borrow_mut()[1 - to].push(class & !3);
+        }
+        true
+    }));
+    net.join(qps, Mode::Message);
+    let datagrams = [0, 1].map(|host| net.qp(host, QpType::Udp));
+    let port = [0, 1].map(|host| net.adapter(host).udp_bind(datagrams[host], 0).unwrap())[1];
+    let (flags, payload) = (SendFlags::SIGNALED, Payload::Inline(&[1]));
+    let to = To::Address(net.address(1, port));
+    let wr = SendWr { wr_id: 5, to, op: SendOp::Send, flags, payload };
+    net.post(0, datagrams[0], &wr).unwrap();
+    net.run_for(1_000_000_000);
+    let seen = classes.borrow();
+    assert!(seen[0].len() > 2 && seen[0].iter().all(|&class| class == 46 << 2), "{seen:x?}");
+    assert!(!seen[1].is_empty() && seen[1].iter().all(|&class| class == 0), "{seen:x?}");
+}
 
 #[test]
 fn connections_share_a_port_by_weight() {
