@@ -11,6 +11,11 @@ use quipu_cabi::Errno;
 use crate::real;
 use crate::sys::own_descriptor;
 
+/// `F_GETOWN_EX`, and two of the kinds of owners that it knows (fcntl(2)).
+const GET_OWNER: c_int = 16;
+const OWNER_THREAD: c_int = 0;
+const OWNER_GROUP: c_int = 2;
+
 /// What a socket is ready for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Readiness {
@@ -34,6 +39,8 @@ pub(crate) struct Ready {
     pub(crate) pollers: u32,
     /// Every arrival is shown anew: somebody waits for edges.
     pub(crate) edges: bool,
+    /// The program has said who gets SIGURG.
+    pub(crate) has_owner: bool,
 }
 
 impl Ready {
@@ -55,7 +62,15 @@ impl Ready {
         }
         let shown = Readiness { writable: true, ..Readiness::default() };
         Ok((
-            Self { ours: Some(ours), theirs: None, shown, always: false, pollers: 0, edges: false },
+            Self {
+                ours: Some(ours),
+                theirs: None,
+                shown,
+                always: false,
+                pollers: 0,
+                edges: false,
+                has_owner: false,
+            },
             theirs,
         ))
     }
@@ -86,6 +101,32 @@ impl Ready {
     /// Whether somebody waits for readiness now, or may wait without a call of this library.
     pub(crate) fn is_watched(&self) -> bool {
         self.theirs.is_some() && (self.always || self.pollers > 0)
+    }
+
+    /// Whether what comes is of interest although no call of the program is at the socket.
+    pub(crate) fn is_attended(&self) -> bool {
+        self.is_watched() || self.has_owner
+    }
+
+    /// Sends SIGURG to the owner of the program's descriptor, if it has one.
+    pub(crate) fn signal_owner(&self) {
+        let Some(theirs) = self.theirs.as_ref().filter(|_| self.has_owner) else { return };
+        // struct f_owner_ex: of which kind the owner is, and its number.
+        let mut owner: [c_int; 2] = [0; 2];
+        let at = (&raw mut owner).expose_provenance();
+        // SAFETY: fcntl(2) writes the structure to a live variable of its size. The others take integers.
+        unsafe {
+            if real::fcntl(theirs.as_raw_fd(), GET_OWNER, at as _) < 0 || owner[1] <= 0 {
+                return;
+            }
+            let _ = match owner {
+                [OWNER_THREAD, thread] => {
+                    libc::syscall(libc::SYS_tkill, thread, libc::SIGURG) as c_int
+                }
+                [OWNER_GROUP, group] => libc::kill(-group, libc::SIGURG),
+                [_, process] => libc::kill(process, libc::SIGURG),
+            };
+        }
     }
 
     /// Whether somebody has ever waited for readiness.

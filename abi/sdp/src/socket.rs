@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,7 @@ use crate::link::Link;
 use crate::options::Options;
 use crate::queue::Queue;
 use crate::ready::{Readiness, Ready};
+use crate::sys::BlockedSignals;
 
 /// Where a socket is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,10 +89,34 @@ pub(crate) struct Socket {
     pub(crate) descriptors: AtomicU32,
     /// Calls of the program that move octets, now.
     pub(crate) calls: AtomicU32,
+    /// SIGURG has had an owner.
+    has_owner: AtomicBool,
     /// A child of fork(2) may have a descriptor.
     pub(crate) is_shared: AtomicBool,
     /// Kernel calls move octets from now on: those of the relay are the only ones here.
     pub(crate) is_relayed: AtomicBool,
+}
+
+/// A socket that is locked. Where SIGURG has an owner, no handler of the program runs meanwhile in this
+/// thread: it may call this library for the same socket.
+pub(crate) struct Locked<'a> {
+    state: MutexGuard<'a, State>,
+    /// Dropped after the lock: handlers run then.
+    signals: Option<BlockedSignals>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
 }
 
 /// A call of the program that moves octets, while it lasts.
@@ -140,6 +166,7 @@ impl Socket {
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptors: AtomicU32::new(0),
             calls: AtomicU32::new(0),
+            has_owner: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             is_relayed: AtomicBool::new(false),
         };
@@ -153,9 +180,10 @@ impl Socket {
         (!self.is_relayed.load(Ordering::SeqCst)).then_some(call)
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        let signals = self.has_owner.load(Ordering::Relaxed).then(BlockedSignals::new);
         // A panic in a call leaves a socket whose calls still fail in order.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        Locked { state: self.state.lock().unwrap_or_else(PoisonError::into_inner), signals }
     }
 
     /// Whether a call waits.
@@ -164,11 +192,8 @@ impl Socket {
     }
 
     /// Waits on the socket's condition for at most `most`.
-    pub(crate) fn wait_change<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        most: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
+    pub(crate) fn wait_change<'a>(&self, locked: Locked<'a>, most: Option<Duration>) -> Locked<'a> {
+        let Locked { mut state, signals } = locked;
         state.waiting += 1;
         let mut state = match most {
             Some(most) => match self.changed.wait_timeout(state, most) {
@@ -178,7 +203,7 @@ impl Socket {
             None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
         };
         state.waiting -= 1;
-        state
+        Locked { state, signals }
     }
 
     /// From now on readiness is shown at the descriptor `fd` of the program: for epoll, or other processes.
@@ -187,6 +212,13 @@ impl Socket {
             ready.always = true;
             ready.edges |= edges;
         })
+    }
+
+    /// The program has said at the descriptor `fd` who gets SIGURG. The kernel keeps who that is. From now on
+    /// the helper hears of what comes, as no call of the program may be at the socket.
+    pub(crate) fn set_owner(self: &Arc<Self>, fd: RawFd) -> Result<(), Errno> {
+        self.has_owner.store(true, Ordering::Relaxed);
+        self.begin_watch(fd, |ready| ready.has_owner = true)
     }
 
     /// A thread is about to wait at the descriptor `fd` by poll or select. Only until
@@ -222,7 +254,7 @@ impl Socket {
     pub(crate) fn settle(&self, state: &mut State) {
         if !state.led {
             state.progress();
-            if state.ready.is_watched() || state.closed || state.attended {
+            if state.ready.is_attended() || state.closed || state.attended {
                 // What comes after the look is told by an event.
                 if let Some(link) = &state.link {
                     link.arm();
@@ -240,8 +272,12 @@ impl Socket {
 impl State {
     /// Takes in what has come; whether anything has.
     pub(crate) fn progress(&mut self) -> bool {
-        let any = self.link.as_mut().is_some_and(Link::progress);
+        let Some(link) = &mut self.link else { return false };
+        let any = link.progress();
         self.arrived |= any;
+        if any && link.connection.take_urgent_notice() {
+            self.ready.signal_owner();
+        }
         any
     }
 

@@ -1,5 +1,7 @@
 //! Addresses, errors and descriptors of the system.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::mem::size_of;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -132,19 +134,35 @@ pub(crate) fn kernel_name(fd: c_int) -> Option<SocketAddr> {
     }
 }
 
-/// All signals are blocked in this thread while it lives. Those that come meanwhile are handled when it is
-/// dropped.
-pub(crate) struct BlockedSignals(libc::sigset_t);
+thread_local! {
+    /// How many [`BlockedSignals`] this thread has, and the signals that were blocked before the first.
+    static BLOCKED: Cell<(u32, Option<libc::sigset_t>)> = const { Cell::new((0, None)) };
+}
+
+/// All signals are blocked in this thread while it lives, or another of this thread. Those that come
+/// meanwhile are handled when the last is dropped.
+pub(crate) struct BlockedSignals {
+    /// It is of one thread.
+    _thread: PhantomData<*const ()>,
+}
 
 impl BlockedSignals {
     pub(crate) fn new() -> Self {
-        // SAFETY: all zeroes is a set; it is filled in, and the old mask is written.
-        unsafe {
-            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            Self(before)
+        // Handlers leave the count as they find it.
+        match BLOCKED.get() {
+            (0, _) => {
+                // SAFETY: all zeroes is a set; it is filled in, and the old mask is written.
+                let before = unsafe {
+                    let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+                    libc::sigfillset(&raw mut all);
+                    libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+                    before
+                };
+                BLOCKED.set((1, Some(before)));
+            }
+            (count, before) => BLOCKED.set((count + 1, before)),
         }
+        Self { _thread: PhantomData }
     }
 
     /// Whether a signal waits that the program has not blocked.
@@ -159,15 +177,22 @@ impl BlockedSignals {
             // SAFETY: a set that is filled in.
             unsafe { libc::sigismember(&raw const *set, signal) == 1 }
         };
-        (1..=libc::SIGRTMAX()).any(|signal| is_in(&pending, signal) && !is_in(&self.0, signal))
+        let Some(before) = BLOCKED.get().1 else { return false };
+        (1..=libc::SIGRTMAX()).any(|signal| is_in(&pending, signal) && !is_in(&before, signal))
     }
 }
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
-        // SAFETY: the mask that was there before.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut())
-        };
+        let (count, before) = BLOCKED.get();
+        BLOCKED.set((count.saturating_sub(1), before));
+        if count == 1
+            && let Some(before) = before
+        {
+            // SAFETY: the mask that was there before.
+            unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut())
+            };
+        }
     }
 }

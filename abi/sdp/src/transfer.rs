@@ -235,7 +235,9 @@ impl Socket {
         let mut state = self.lock();
         self.settle(&mut state);
         let link = state.connected()?;
-        let byte = link.connection.urgent(peek).ok_or(Errno::EINVAL)?;
+        // As tcp(7): it is on its way, or there is none.
+        let none = if link.connection.is_urgent_due() { Errno::EAGAIN } else { Errno::EINVAL };
+        let byte = link.connection.urgent(peek).ok_or(none)?;
         let Some((index, _)) = place(list, 0) else { return Ok(0) };
         room(&list[index])[0] = byte;
         Ok(1)

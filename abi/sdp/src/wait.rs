@@ -5,7 +5,6 @@
 //! thread would fall asleep that the handler was to wake. So a call ends with EINTR as one of the kernel
 //! does.
 
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use quipu_cabi::{Errno, interrupted_call_goes_on};
@@ -13,7 +12,7 @@ use quipu_host::EngineError;
 
 use crate::helper;
 use crate::link::Link;
-use crate::socket::{Socket, State};
+use crate::socket::{Locked, Socket, State};
 use crate::sys::{BlockedSignals, errno_of};
 
 /// How long a call polls before it sleeps: about what a sleep costs beyond the time slept.
@@ -103,7 +102,7 @@ impl Socket {
         if let Some(link) = &mut state.link {
             link.flush();
         }
-        if state.ready.is_watched() || state.waiting > 0 {
+        if state.ready.is_attended() || state.waiting > 0 {
             self.settle(state);
         }
     }
@@ -111,7 +110,7 @@ impl Socket {
     /// Sleeps in the engine until a completion comes. Signals end that.
     fn sleep(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: Locked<'_>,
         nap: Duration,
         spin: &mut Option<Spin>,
     ) -> Result<(), Errno> {

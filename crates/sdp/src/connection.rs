@@ -59,6 +59,8 @@ pub struct Connection {
     pub(crate) fin_deadline: Option<u64>,
     pub(crate) reset: Option<Reset>,
     pub(crate) urgent_pending: bool,
+    /// The peer has announced an urgent byte that has not come yet.
+    pub(crate) urgent_due: bool,
 }
 
 impl Connection {
@@ -98,6 +100,7 @@ impl Connection {
             fin_deadline: None,
             reset: None,
             urgent_pending: false,
+            urgent_due: false,
         }
     }
 
@@ -349,6 +352,11 @@ impl Connection {
     /// Whether the peer has announced an urgent byte since this was asked last.
     pub fn take_urgent_notice(&mut self) -> bool {
         std::mem::take(&mut self.urgent_pending)
+    }
+
+    /// Whether the peer has announced an urgent byte that has not come yet.
+    pub fn is_urgent_due(&self) -> bool {
+        self.urgent_due
     }
 
     /// Whether urgent bytes stay in the stream from now on.

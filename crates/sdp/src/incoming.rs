@@ -57,7 +57,10 @@ impl Connection {
         self.out.acknowledge(header.mseq_ack, header.bufs)?;
         let out = self.out;
         self.source.acknowledged(|number| out.has_acked(number));
-        self.urgent_pending |= header.flags.urgent_pending;
+        // The message with the byte may announce it once more.
+        self.urgent_pending |= header.flags.urgent_pending && !self.urgent_due;
+        self.urgent_due =
+            (self.urgent_due || header.flags.urgent_pending) && !header.flags.urgent_present;
         let at = body.headers_len() as u32;
         let segment = Segment { slot, at, len: payload_len as u32 };
         match body {

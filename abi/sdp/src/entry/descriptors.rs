@@ -14,6 +14,11 @@ const CLOSE_RANGE_CLOEXEC: c_int = 4;
 /// `SIOCATMARK`: whether the next byte is the one after the urgent mark.
 const AT_MARK: c_ulong = 0x8905;
 
+/// `FIOSETOWN` and `SIOCSPGRP`, which do the same, and `F_SETOWN_EX`: who gets SIGURG.
+const SET_OWNER: c_ulong = 0x8901;
+const SET_GROUP: c_ulong = 0x8902;
+const SET_OWNER_EX: c_int = 15;
+
 /// Defines close and its twin.
 macro_rules! close_like {
     ($($name:ident)*) => {$(
@@ -26,6 +31,13 @@ macro_rules! close_like {
     )*};
 }
 close_like! { close __close }
+
+/// The program has said who gets SIGURG.
+fn note_owner(fd: RawFd) {
+    if let Some(socket) = table::socket(fd) {
+        serve::<Void>("fcntl", || socket.set_owner(fd));
+    }
+}
 
 /// A descriptor is about to be closed.
 fn forget(fd: RawFd) {
@@ -113,6 +125,7 @@ macro_rules! fcntl_like {
             let result = unsafe { real::$real(fd, command, argument) };
             match command {
                 libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => table::duplicated(fd, result),
+                libc::F_SETOWN | SET_OWNER_EX if result >= 0 => note_owner(fd),
                 libc::F_SETFL if result >= 0 => {
                     note_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0);
                 }
@@ -146,6 +159,9 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong
         (socket, _) => {
             // SAFETY: as the program called this.
             let result = unsafe { real::ioctl(fd, request, argument) };
+            if matches!(request, SET_OWNER | SET_GROUP) && result == 0 {
+                note_owner(fd);
+            }
             if socket.is_some() && request == libc::FIONBIO && result == 0 && !at.is_null() {
                 // SAFETY: the kernel has just read the program's variable.
                 note_nonblocking(fd, unsafe { at.read() } != 0);

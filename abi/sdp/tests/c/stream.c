@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -53,6 +55,47 @@ static void wait_for(int fd, int set, int writes)
         struct epoll_event event;
         CHECK(epoll_wait(set, &event, 1, 20000) == 1);
     }
+}
+
+static int urgent_fd;
+static volatile sig_atomic_t urgent_byte;
+
+/* The byte is there when the signal comes. */
+static void on_urgent(int signal)
+{
+    char byte;
+    (void)signal;
+    if (recv(urgent_fd, &byte, 1, MSG_OOB) == 1)
+        urgent_byte = byte;
+}
+
+/* SIGURG comes to the owner, also while no call is at the socket. */
+static void get_signals(int fd)
+{
+    struct sigaction action = {.sa_handler = on_urgent, .sa_flags = SA_RESTART};
+    pid_t self = getpid();
+    char in[2];
+    urgent_fd = fd;
+    CHECK(sigaction(SIGURG, &action, NULL) == 0);
+    for (int round = 0; round < 2; round++) {
+        CHECK(fcntl(fd, F_SETOWN, 0) == 0 && fcntl(fd, F_GETOWN) == 0);
+        if (round == 0)
+            CHECK(fcntl(fd, F_SETOWN, self) == 0);
+        else
+            CHECK(ioctl(fd, SIOCSPGRP, &self) == 0);
+        CHECK(fcntl(fd, F_GETOWN) == self);
+        urgent_byte = 0;
+        /* The peer is as far, too. */
+        CHECK(send(fd, "r", 1, 0) == 1 && recv(fd, in, 1, 0) == 1 && in[0] == 'r');
+        CHECK(send(fd, "xyU", 3, MSG_OOB) == 3);
+        for (int tries = 0; !urgent_byte && tries < 10000; tries++)
+            usleep(1000);
+        CHECK(urgent_byte == 'U');
+        CHECK(recv(fd, in, 2, MSG_WAITALL) == 2 && !memcmp(in, "xy", 2));
+        CHECK(recv(fd, in, 1, MSG_OOB) == -1 && errno == EINVAL);
+    }
+    /* With nobody to get it, none comes. */
+    CHECK(fcntl(fd, F_SETOWN, 0) == 0);
 }
 
 /* Sends one stretch, and receives one of the same length. */
@@ -107,6 +150,7 @@ static void talk(int fd)
     CHECK(send(fd, "abU", 3, MSG_OOB) == 3);
     CHECK(recv(fd, in, 2, MSG_WAITALL) == 2 && !memcmp(in, "ab", 2));
     CHECK(recv(fd, &byte, 1, MSG_OOB) == 1 && byte == 'U');
+    get_signals(fd);
     CHECK(send(fd, "end", 3, 0) == 3);
     CHECK(recv(fd, in, MOST, MSG_PEEK) > 0 && in[0] == 'e');
     CHECK(recv(fd, in, 3, MSG_WAITALL) == 3 && !memcmp(in, "end", 3));
