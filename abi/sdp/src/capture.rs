@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use quipu_cabi::{per_process, spared};
-use quipu_observe::{Interface, SdpCapture, SdpEnds};
+use quipu_observe::{Interface, Mark, SdpCapture, SdpEnds};
 
 const VARIABLE: &str = "QUIPU_SDP_PCAP";
 /// Longest file in bytes.
@@ -69,8 +69,8 @@ pub(crate) fn connected(ends: &SdpEnds, hello: &[u8], hello_ack: &[u8]) {
     with(|capture, now| capture.connected(now, ends, hello, hello_ack));
 }
 
-/// A message was sent or has come, in two parts.
-pub(crate) fn message(ends: &SdpEnds, outgoing: bool, head: &[u8], payload: &[u8]) {
+/// A message was sent, and is marked, or has come; in two parts.
+pub(crate) fn message(ends: &SdpEnds, mark: Option<Mark>, head: &[u8], payload: &[u8]) {
     let message = [head, payload].concat();
-    with(|capture, now| capture.message_passed(now, ends, outgoing, &message));
+    with(|capture, now| capture.message_passed(now, ends, mark, &message));
 }

@@ -89,7 +89,7 @@ impl Link {
     /// Shows a message in the capture.
     fn show(&self, outgoing: bool, head: &[u8], payload: &[u8]) {
         if let Some(ends) = &self.captured {
-            capture::message(ends, outgoing, head, payload);
+            capture::message(ends, outgoing.then(|| self.queue.mark()), head, payload);
         }
     }
 

@@ -6,10 +6,11 @@ use std::os::fd::RawFd;
 use quipu_cabi::Errno;
 use quipu_host::connection::{Ece, Param, QpParams};
 use quipu_host::nic::{
-    Access, AddressVector, ChannelId, CqId, Gid, Payload, QpAttr, QpAttrMask as Mask, QpCap, QpId,
-    QpInit, QpNum, QpState, QpType, Region, SendFlags, SendOp, SendWr, Sge, To,
+    Access, AddressVector, ChannelId, CqId, Gid, Marking, Payload, QpAttr, QpAttrMask as Mask,
+    QpCap, QpId, QpInit, QpNum, QpState, QpType, Region, SendFlags, SendOp, SendWr, Sge, To,
 };
 use quipu_mem::Segment;
+use quipu_observe::Mark;
 
 use crate::adapter::Adapter;
 use crate::sys::errno_of;
@@ -109,6 +110,15 @@ impl Queue {
 
     pub(crate) fn modify(&self, attr: &QpAttr, mask: Mask) -> Result<(), Errno> {
         self.adapter.engine.modify_qp(self.qp, attr, mask).map_err(|error| errno_of(&error))
+    }
+
+    /// How what it sends is marked: for captures.
+    pub(crate) fn mark(&self) -> Mark {
+        let engine = &self.adapter.engine;
+        let av = engine.query_qp(self.qp).map(|info| info.attr.av);
+        let Ok(marking) = av.and_then(|av| engine.marking_of(&av)) else { return Mark::default() };
+        let Marking { traffic_class, service_level, lane } = marking;
+        Mark { traffic_class, service_level, lane }
     }
 
     /// Connects it as connection management says. A rule for its service ID counts more than the service

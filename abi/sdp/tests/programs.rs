@@ -84,7 +84,10 @@ fn run(family: i32, way: &str, rules: bool, capture: Option<&Path>) {
         command.env("SIMPLE_LIBSDP", "1");
     }
     if let Some(capture) = capture {
-        command.env("QUIPU_SDP_PCAP", capture);
+        // All messages have service level 3, and its lane.
+        let rules = capture.with_extension("conf");
+        std::fs::write(&rules, "qos_max_vls 4\nqos-ulps\nsdp : 3\nend-qos-ulps\n").unwrap();
+        command.env("QUIPU_SDP_PCAP", capture).env("QUIPU_QOS", &rules);
     }
     let output = command.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -126,8 +129,13 @@ fn messages_are_captured() {
     let ours = |path: &PathBuf| path.to_string_lossy().contains(&name);
     let captures: Vec<PathBuf> = files.filter(ours).collect();
     // Both processes have one, and a Hello that 10 MB follow.
-    let is_whole = |path: &&PathBuf| std::fs::metadata(path).is_ok_and(|file| file.len() > 1000);
-    assert_eq!(captures.iter().filter(is_whole).count(), 2);
+    let whole: Vec<_> = captures.iter().filter_map(|path| std::fs::read(path).ok()).collect();
+    let whole: Vec<_> = whole.iter().filter(|file| file.len() > 1000).collect();
+    assert_eq!(whole.len(), 2);
+    for file in whole {
+        let comment = b", SL 3, VL 3: SDP";
+        assert!(file.windows(comment.len()).any(|bytes| bytes == comment));
+    }
     captures.iter().for_each(|path| std::fs::remove_file(path).unwrap());
 }
 

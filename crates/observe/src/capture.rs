@@ -334,10 +334,7 @@ fn told_of(bytes: &[u8], mark: Mark) -> String {
     match Datagram::parse(bytes) {
         Ok(Datagram { source_qpn, dest_qpn, frame, .. }) => {
             let kind = if frame { "Ethernet frame" } else { "Datagram" };
-            let mut told = format!("QP {source_qpn:#08x} to {dest_qpn:#08x}");
-            mark.describe(&mut told);
-            told.push_str(": ");
-            told + kind
+            mark.comment([source_qpn, dest_qpn], kind)
         }
         Err(_) => "no datagram of Quipu".to_owned(),
     }

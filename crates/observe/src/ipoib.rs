@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::packet::Mark;
 use crate::pcapng::{self, Interface, LinkType, Packet};
 
 /// Length of a global route header.
@@ -20,6 +21,8 @@ pub struct IpoibEnds {
     pub source_qpn: u32,
     /// The GID of the receiver or group.
     pub destination: [u8; 16],
+    /// The receiver's queue pair; that of a group is 0xffffff.
+    pub destination_qpn: u32,
 }
 
 /// A capture of datagrams: bytes of a pcapng file.
@@ -46,15 +49,26 @@ impl IpoibCapture {
         std::mem::take(&mut self.out)
     }
 
-    /// A datagram was sent or has come.
-    pub fn passed(&mut self, time: Duration, outgoing: bool, ends: &IpoibEnds, datagram: &[u8]) {
+    /// A datagram was sent, and is marked, or has come.
+    pub fn passed(
+        &mut self,
+        time: Duration,
+        mark: Option<Mark>,
+        ends: &IpoibEnds,
+        datagram: &[u8],
+    ) {
+        let (outgoing, mark) = (mark.is_some(), mark.unwrap_or_default());
+        let comment = mark.comment([ends.source_qpn, ends.destination_qpn], "IPoIB");
         let mut header = [0; GRH_LEN];
-        header[0] = VERSION;
+        header[0] = VERSION | mark.traffic_class >> 4;
+        header[1] = mark.traffic_class << 4;
         header[5..8].copy_from_slice(&ends.source_qpn.to_be_bytes()[1..]);
         header[8..24].copy_from_slice(&ends.source);
         header[24..].copy_from_slice(&ends.destination);
         let length = GRH_LEN + datagram.len();
-        if self.written + (self.out.len() + length + 64) as u64 > self.limit {
+        // Around the packet there are at most 64 bytes, and the comment.
+        let block = length + 64 + comment.len().next_multiple_of(4);
+        if self.written + (self.out.len() + block) as u64 > self.limit {
             return;
         }
         let packet = Packet {
@@ -63,7 +77,7 @@ impl IpoibCapture {
             bytes: (&header, datagram),
             length: length as u32,
             inbound: !outgoing,
-            comment: "",
+            comment: &comment,
         };
         pcapng::packet(&mut self.out, &packet);
     }
@@ -84,15 +98,23 @@ mod tests {
         let begun = capture.take_output();
         let at = begun.windows(4).position(|bytes| bytes == [242, 0, 0, 0]);
         assert!(at.is_some(), "LINKTYPE_IPOIB");
-        let ends = IpoibEnds { source: [1; 16], source_qpn: 0x0a_0b0c, destination: [2; 16] };
-        capture.passed(Duration::ZERO, true, &ends, b"\x08\x00\0\0rest");
+        let ends = IpoibEnds {
+            source: [1; 16],
+            source_qpn: 0x0a_0b0c,
+            destination: [2; 16],
+            destination_qpn: 7,
+        };
+        let mark = Mark { traffic_class: 0x68, service_level: 3, lane: None };
+        capture.passed(Duration::ZERO, Some(mark), &ends, b"\x08\x00\0\0rest");
         let out = capture.take_output();
         let packet = &out[28..];
-        assert_eq!(packet[..8], [0x60, 0, 0, 0, 0, 0x0a, 0x0b, 0x0c]);
+        assert_eq!(packet[..8], [0x66, 0x80, 0, 0, 0, 0x0a, 0x0b, 0x0c]);
+        let comment = b"QP 0x0a0b0c to 0x000007, SL 3: IPoIB";
+        assert!(out.windows(comment.len()).any(|bytes| bytes == comment));
         assert_eq!(packet[8..40], [[1; 16], [2; 16]].concat());
         assert_eq!(&packet[40..48], b"\x08\x00\0\0rest");
         for _ in 0..100 {
-            capture.passed(Duration::ZERO, false, &ends, &[0; 50]);
+            capture.passed(Duration::ZERO, None, &ends, &[0; 50]);
         }
         assert!(begun.len() + out.len() + capture.take_output().len() <= 1000);
     }

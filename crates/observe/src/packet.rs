@@ -67,6 +67,13 @@ impl Mark {
             let _ = write!(comment, ", VL {lane}");
         }
     }
+
+    /// The comment of a message of some kind between two queue pairs.
+    pub(crate) fn comment(self, [from, to]: [u32; 2], kind: &str) -> String {
+        let mut comment = format!("QP {from:#08x} to {to:#08x}");
+        self.describe(&mut comment);
+        comment + ": " + kind
+    }
 }
 
 /// A TCP segment without its payload.

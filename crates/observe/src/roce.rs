@@ -7,7 +7,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::packet::udp_headers;
+use crate::packet::{Mark, udp_headers};
 use crate::pcapng::{self, Interface, Packet};
 
 /// The UDP port of RoCE v2.
@@ -88,23 +88,43 @@ impl SdpCapture {
         }
     }
 
-    /// A message was sent or has come.
+    /// A message was sent, and is marked, or has come.
     pub fn message_passed(
         &mut self,
         time: Duration,
         ends: &SdpEnds,
-        outgoing: bool,
+        mark: Option<Mark>,
         message: &[u8],
     ) {
-        let to = if outgoing { ends.peer_qpn } else { ends.own_qpn };
-        self.packet(time, ends, outgoing, (RC_SEND_ONLY, to), &[], message);
+        let (outgoing, mark) = (mark.is_some(), mark.unwrap_or_default());
+        let qpns = match outgoing {
+            true => [ends.own_qpn, ends.peer_qpn],
+            false => [ends.peer_qpn, ends.own_qpn],
+        };
+        let packet = Datagram {
+            opcode: RC_SEND_ONLY,
+            qpn: qpns[1],
+            extension: &[],
+            payload: message,
+            traffic_class: mark.traffic_class,
+            comment: &mark.comment(qpns, "SDP"),
+        };
+        self.packet(time, ends, outgoing, &packet);
     }
 
     fn management(&mut self, time: Duration, ends: &SdpEnds, outgoing: bool, mad: &[u8]) {
         let mut datagram = [0; 8];
         datagram[..4].copy_from_slice(&MANAGEMENT_QKEY.to_be_bytes());
         datagram[4..].copy_from_slice(&MANAGEMENT_QP.to_be_bytes());
-        self.packet(time, ends, outgoing, (UD_SEND_ONLY, MANAGEMENT_QP), &datagram, mad);
+        let packet = Datagram {
+            opcode: UD_SEND_ONLY,
+            qpn: MANAGEMENT_QP,
+            extension: &datagram,
+            payload: mad,
+            traffic_class: 0,
+            comment: "",
+        };
+        self.packet(time, ends, outgoing, &packet);
     }
 
     fn packet(
@@ -112,9 +132,7 @@ impl SdpCapture {
         time: Duration,
         ends: &SdpEnds,
         outgoing: bool,
-        (opcode, qpn): (u8, u32),
-        extension: &[u8],
-        payload: &[u8],
+        &Datagram { opcode, qpn, extension, payload, traffic_class, comment }: &Datagram<'_>,
     ) {
         let pad = payload.len().next_multiple_of(4) - payload.len();
         let mut bytes = vec![opcode, (pad as u8) << 4, 0xff, 0xff];
@@ -130,9 +148,11 @@ impl SdpCapture {
             true => (at(ends.own.ip()), at(ends.peer.ip())),
             false => (at(ends.peer.ip()), at(ends.own.ip())),
         };
-        let Some(headers) = udp_headers((from, to), &bytes, 0) else { return };
+        let Some(headers) = udp_headers((from, to), &bytes, traffic_class) else { return };
         let length = headers.len() + bytes.len();
-        if self.written + (self.out.len() + length + 64) as u64 > self.limit {
+        // Around the packet there are at most 64 bytes, and the comment.
+        let block = length + 64 + comment.len().next_multiple_of(4);
+        if self.written + (self.out.len() + block) as u64 > self.limit {
             return;
         }
         let packet = Packet {
@@ -141,10 +161,22 @@ impl SdpCapture {
             bytes: (&headers, &bytes),
             length: length as u32,
             inbound: !outgoing,
-            comment: "",
+            comment,
         };
         pcapng::packet(&mut self.out, &packet);
     }
+}
+
+/// What a UDP datagram of RoCE carries.
+struct Datagram<'a> {
+    opcode: u8,
+    /// The queue pair that it goes to.
+    qpn: u32,
+    /// The header after the base transport header.
+    extension: &'a [u8],
+    payload: &'a [u8],
+    traffic_class: u8,
+    comment: &'a str,
 }
 
 fn put<const N: usize>(out: &mut [u8], at: usize, field: [u8; N]) {
@@ -242,13 +274,17 @@ mod tests {
     #[test]
     fn a_message_is_one_send_padded_to_words() {
         let (mut capture, ends) = capture();
-        capture.message_passed(Duration::ZERO, &ends, true, b"hello");
+        let mark = Mark { traffic_class: 0xa0, service_level: 5, lane: Some(2) };
+        capture.message_passed(Duration::ZERO, &ends, Some(mark), b"hello");
         let out = capture.take_output();
         let bytes = transport(&out);
         assert_eq!(bytes[..8], [RC_SEND_ONLY, 3 << 4, 0xff, 0xff, 0, 0, 0, 0x22]);
         assert_eq!(&bytes[12..24], b"hello\0\0\0\0\0\0\0");
         assert_eq!(out[28 + 12..28 + 20], [10, 0, 0, 1, 10, 0, 0, 2]);
-        capture.message_passed(Duration::ZERO, &ends, false, b"ok");
+        assert_eq!(out[28 + 1], 0xa0);
+        let comment = b"QP 0x000011 to 0x000022, SL 5, VL 2: SDP";
+        assert!(out.windows(comment.len()).any(|bytes| bytes == comment));
+        capture.message_passed(Duration::ZERO, &ends, None, b"ok");
         let out = capture.take_output();
         assert_eq!(transport(&out)[7], 0x11);
         assert_eq!(out[28 + 12..28 + 20], [10, 0, 0, 2, 10, 0, 0, 1]);
@@ -277,7 +313,7 @@ mod tests {
         let mut capture = SdpCapture::new(&interface, 500);
         let begun = capture.take_output().len();
         for _ in 0..10 {
-            capture.message_passed(Duration::ZERO, &ends, true, &[1; 100]);
+            capture.message_passed(Duration::ZERO, &ends, Some(Mark::default()), &[1; 100]);
         }
         assert!(begun + capture.take_output().len() <= 500);
     }

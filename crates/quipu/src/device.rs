@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quipu_host::nic::mem::Vouched;
-use quipu_host::nic::{Access, AsyncEvent, Fault, Gid, PdId};
+use quipu_host::nic::{Access, AddressVector, AsyncEvent, Fault, Gid, Marking, PdId};
 use quipu_host::{Config, ContextId, Engine, Guests, PollEntry, ShareError, Sharer};
 
 use crate::cq::CompletionQueue;
@@ -109,6 +109,14 @@ impl Device {
     #[must_use]
     pub fn gid(&self) -> Gid {
         self.opened.engine.gid()
+    }
+
+    /// How datagrams of a service level are marked: their traffic class, and their virtual lane on a device
+    /// with quality of service. `None` after a fork.
+    #[must_use]
+    pub fn marking_of_level(&self, service_level: u8) -> Option<Marking> {
+        let av = AddressVector { sl: service_level, ..AddressVector::default() };
+        self.opened.engine.marking_of(&av).ok()
     }
 
     /// Creates a protection domain.

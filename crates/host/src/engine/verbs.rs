@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use quipu_fault::Call;
 use quipu_nic::{
-    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, GroupMember, PdId, QpAttr,
+    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, GroupMember, Marking, PdId, QpAttr,
     QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum, QpState, QpType, SrqId, Time, XrcdId,
 };
 
@@ -334,6 +334,15 @@ impl Engine {
         outcome?;
         core.settle(now);
         self.wait_quiet(core)
+    }
+
+    /// How what goes to an address is marked: for captures.
+    ///
+    /// # Errors
+    ///
+    /// The engine is gone.
+    pub fn marking_of(&self, av: &AddressVector) -> Result<Marking, EngineError> {
+        Ok(self.enter()?.adapter.marking_of(av))
     }
 
     /// Gives a connected queue pair another service level and traffic class, as a program of sockets may for

@@ -119,6 +119,14 @@ impl<P: Probe> Adapter<P> {
         Some(marking_of(qp, &self.hub))
     }
 
+    /// How what goes to an address is marked.
+    #[must_use]
+    pub fn marking_of(&self, av: &AddressVector) -> Marking {
+        let service_level = level_of(av, &self.hub);
+        let (traffic_class, lane) = (traffic_class(av, &self.hub), self.lane_of(service_level));
+        Marking { traffic_class, service_level, lane }
+    }
+
     /// Gives a queue pair another service level and traffic class while it is connected. What it has begun to
     /// send may still be of the old ones. The connection whose packets are to be marked, if there is one.
     ///

@@ -92,6 +92,12 @@ fn show(pcap: &Path) {
     for protocol in ["ARP", "ICMP", "ICMPv6", "TCP"] {
         assert!(shown.lines().any(|line| line == protocol), "{protocol}: {shown}");
     }
+    // What was sent says its service level.
+    let level =
+        ["-Y", "frame.comment contains \", SL 1: IPoIB\"", "-T", "fields", "-e", "frame.number"];
+    let sent = Command::new("tshark").arg("-r").arg(pcap).args(level).output().unwrap();
+    let sent = String::from_utf8_lossy(&sent.stdout).lines().count();
+    assert!((1..shown.lines().count()).contains(&sent), "{sent} of {shown}");
 }
 
 #[test]

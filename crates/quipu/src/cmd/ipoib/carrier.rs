@@ -12,6 +12,8 @@ use quipu::{
     Access, Completion, CompletionQueue, DatagramQueuePair, Device, Error, MemoryRegion,
     ProtectionDomain, ROUTE_HEADER, WcStatus,
 };
+use quipu_host::counters::observe::Mark;
+use quipu_host::nic::Marking;
 use quipu_host::packet::tun::Tun;
 use quipu_ipoib::{
     Arrival, Config, Counters, DEFAULT_PKEY, Destination, Engine, GroupChange, HEADER_LEN,
@@ -23,6 +25,8 @@ use super::transmitter::{SENDS, Transmitter};
 
 /// Receives that are posted.
 const RECEIVES: u32 = 512;
+/// The queue pair number of groups.
+const GROUP_QPN: u32 = 0x00ff_ffff;
 /// Completions that are taken at once.
 const BATCH: usize = 64;
 /// The longest wait for datagrams: the other thread may have set a timer meanwhile.
@@ -37,6 +41,7 @@ pub(super) struct Link {
     memory: MemoryRegion,
     slot: usize,
     max_message: usize,
+    sl: u8,
 }
 
 impl Link {
@@ -54,7 +59,7 @@ impl Link {
         let transmitter = Transmitter::new(&pd, sent, max_message, (sl, qkey))?;
         let slot = (ROUTE_HEADER + max_message).next_multiple_of(64);
         let memory = pd.register(slot * RECEIVES as usize, Access::LOCAL_WRITE)?;
-        let link = Self { pd, qp, received, transmitter, memory, slot, max_message };
+        let link = Self { pd, qp, received, transmitter, memory, slot, max_message, sl };
         for place in 0..RECEIVES {
             link.post(place)?;
         }
@@ -69,6 +74,15 @@ impl Link {
     /// The longest datagram in bytes.
     pub(super) fn max_message(&self) -> usize {
         self.max_message
+    }
+
+    /// How what it sends is marked.
+    fn mark(&self) -> Mark {
+        let Some(marking) = self.pd.device().marking_of_level(self.sl) else {
+            return Mark::default();
+        };
+        let Marking { traffic_class, service_level, lane } = marking;
+        Mark { traffic_class, service_level, lane }
     }
 
     /// Its link-layer address.
@@ -189,11 +203,11 @@ impl Carrier {
 
     fn record_sent(&self, to: Destination, datagram: &[u8]) {
         if let Some(recorder) = &self.recorder {
-            let destination = match to {
-                Destination::Unicast(link) => link.gid,
-                Destination::Group(gid) => gid,
+            let to = match to {
+                Destination::Unicast(link) => link,
+                Destination::Group(gid) => LinkAddress { qpn: GROUP_QPN, gid },
             };
-            recorder.passed(true, self.link.address(), destination, datagram);
+            recorder.passed(Some(self.link.mark()), self.link.address(), to, datagram);
         }
     }
 
@@ -253,8 +267,9 @@ impl Carrier {
                 && let Some(arrival) = Arrival::of(route, completion.src_qp.0)
             {
                 if let Some(recorder) = &self.recorder {
-                    let own = self.link.address().gid;
-                    recorder.passed(false, arrival.source, arrival.group.unwrap_or(own), datagram);
+                    let group = arrival.group.map(|gid| LinkAddress { qpn: GROUP_QPN, gid });
+                    let to = group.unwrap_or_else(|| self.link.address());
+                    recorder.passed(None, arrival.source, to, datagram);
                 }
                 let incoming = self.engine().handle_datagram(self.now_ns(), &arrival, datagram);
                 if let Incoming::Deliver(packet) = incoming {

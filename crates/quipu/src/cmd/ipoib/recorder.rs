@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use quipu_host::counters::observe::{Interface, IpoibCapture, IpoibEnds};
+use quipu_host::counters::observe::{Interface, IpoibCapture, IpoibEnds, Mark};
 use quipu_ipoib::LinkAddress;
 
 /// Longest file in bytes.
@@ -29,19 +29,24 @@ impl Recorder {
         Ok(Self(Mutex::new((capture, file))))
     }
 
-    /// A datagram was sent or has come. A full disk costs the capture, not the interface.
+    /// A datagram was sent, and is marked, or has come. A full disk costs the capture, not the interface.
     pub(super) fn passed(
         &self,
-        outgoing: bool,
+        mark: Option<Mark>,
         from: LinkAddress,
-        destination: [u8; 16],
+        to: LinkAddress,
         datagram: &[u8],
     ) {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (capture, file) = &mut *held;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let ends = IpoibEnds { source: from.gid, source_qpn: from.qpn, destination };
-        capture.passed(now, outgoing, &ends, datagram);
+        let ends = IpoibEnds {
+            source: from.gid,
+            source_qpn: from.qpn,
+            destination: to.gid,
+            destination_qpn: to.qpn,
+        };
+        capture.passed(now, mark, &ends, datagram);
         let _ = file.write_all(&capture.take_output());
     }
 }
