@@ -203,6 +203,23 @@ fn an_urgent_byte_leaves_the_stream_or_stays_in_it() {
     }
 }
 
+/// A peer may announce the byte (OOB_PEND) in a message before the one that has it.
+#[test]
+fn an_urgent_byte_is_announced_once() {
+    let mut pair = pair();
+    pair.send_data(0, 10, false);
+    pair.ends[1].inbox.back_mut().unwrap()[1] |= 2;
+    pair.settle();
+    let sink = &mut pair.ends[1].connection;
+    assert!(sink.take_urgent_notice() && sink.is_urgent_due());
+    assert_eq!(sink.urgent(true), None);
+    pair.send_data(0, 5, true);
+    pair.settle();
+    let sink = &mut pair.ends[1].connection;
+    assert!(!sink.take_urgent_notice() && !sink.is_urgent_due());
+    assert_eq!(sink.urgent(false), Some(crate::bench::byte_at(0, 14)));
+}
+
 #[test]
 fn both_halves_end_after_all_data() {
     let mut pair = pair();
