@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 
 use input::Input;
 use libfuzzer_sys::fuzz_target;
-use quipu_am::datagram::{DatagramFabric, Limits, Memory, Place};
+use quipu_am::datagram::{DatagramFabric, Limits, Memory, Place, answer_lookup};
 use quipu_am::{
     Body, BundleId, Config, Core, DeliveryKind, EndpointId, Local, Mode, Name, Outgoing, Remote,
     Tag,
@@ -198,6 +198,10 @@ fn transmit(nodes: &mut [Node; 2], n: usize, now: u64, network: &mut Network) {
     while let Some((to, len)) = nodes[n].core.fabric_mut().poll_transmit(now, &mut out) {
         sent += 1;
         assert!(sent < 5000, "it sends without end");
+        if let Some(at) = to.socket() {
+            let answer = answer_lookup(&out[..len], &nodes[1 - n].name).expect("it asks");
+            network.push_back((n, Place::of_socket(at), answer.to_vec()));
+        }
         if Place::of(&nodes[1 - n].name) == to {
             network.push_back((1 - n, Place::of(&nodes[n].name), out[..len].to_vec()));
         }
@@ -256,7 +260,12 @@ fuzz_target!(|data: &[u8]| {
             4 => now += u64::from(input.byte()) * 20 * MS,
             5 => invent(&mut nodes, now, &mut input),
             6 => drop(nodes[n].core.unmap(nodes[n].endpoint, 0)),
-            7 => drop(nodes[n].core.map(nodes[n].endpoint, 0, names[1 - n], TAG)),
+            7 => {
+                // By its name, or by the address of its UDP port.
+                let at = SocketAddr::from(([10, 0, 0, 1], 9000));
+                let peer = if what & 0x10 == 0 { names[1 - n] } else { Name::of_address(at) };
+                drop(nodes[n].core.map(nodes[n].endpoint, 0, peer, TAG));
+            }
             8..=10 => deliver(&mut nodes, now, &mut network, &mut input),
             _ => {
                 // A network without faults, for a while.

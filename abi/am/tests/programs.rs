@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 #[path = "../../types/testing/cdylib.rs"]
 mod cdylib;
 #[path = "../../types/testing/needs.rs"]
-#[expect(dead_code, reason = "all headers are this package's own")]
 mod needs;
 
 /// The folder of the library under the name that programs look for.
@@ -36,9 +35,14 @@ fn compile(source: &str) -> Option<PathBuf> {
 }
 
 fn run(source: &str, args: &[&str]) {
+    run_over("rc", source, args);
+}
+
+/// Runs a program over a transport, as `QUIPU_AM_TRANSPORT` names it.
+fn run_over(transport: &str, source: &str, args: &[&str]) {
     let Some(program) = compile(source) else { return };
     let mut command = Command::new("timeout");
-    command.arg("100").arg(program).args(args);
+    command.arg("100").arg(program).args(args).env("QUIPU_AM_TRANSPORT", transport);
     let output =
         command.env("LD_LIBRARY_PATH", library()).env("QUIPU_ADDRESS", "127.0.0.1").output();
     let output = output.expect("the program starts");
@@ -96,4 +100,29 @@ fn calls_return_the_codes_of_the_dialect() {
 #[test]
 fn the_older_dialect_reaches_a_known_port_of_a_peer_that_starts_late() {
     run("tests/c/udpam.c", &[]);
+}
+
+#[test]
+fn the_older_dialect_does_so_over_datagrams() {
+    run_over("udp", "tests/c/udpam.c", &[]);
+}
+
+#[test]
+fn endpoints_at_known_ports_reach_each_other_between_two_hosts() {
+    let Some(program) = compile("tests/c/udpam_hosts.c") else { return };
+    let mut probe = Command::new("unshare");
+    probe.args(["-rn", "sh", "-c", "ip link add q0 type veth peer name q1 && unshare -n true"]);
+    let can = probe.output().is_ok_and(|output| output.status.success());
+    if !needs::met(can, "iproute2 (and user namespaces)") {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../types/testing/hosts.sh");
+    for transport in ["rc", "udp"] {
+        let mut command = Command::new("timeout");
+        command.args(["60", "unshare", "-rn", "sh"]).arg(&script).arg(&program);
+        command.arg("10.77.0.1,10.77.0.2").env("QUIPU_AM_TRANSPORT", transport);
+        let output = command.env("LD_LIBRARY_PATH", library()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{transport}: {:?}\n{said}", output.status);
+    }
 }

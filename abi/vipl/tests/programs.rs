@@ -185,9 +185,10 @@ fn two_hosts_connect_over_ipv4_and_ipv6() {
         return;
     }
     let _ = std::fs::remove_file(log_of(&program));
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hosts.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../types/testing/hosts.sh");
     let mut command = Command::new("timeout");
     command.args(["60", "unshare", "-rn", "sh"]).arg(script).arg(&program);
+    command.args(["10.77.0.1,10.77.0.2", "fd77::1,fd77::2"]);
     command.env("LD_LIBRARY_PATH", library()).env("VIPL_TEST_LOG", log_of(&program));
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

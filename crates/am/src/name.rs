@@ -35,6 +35,12 @@ impl Name {
         Self { port, endpoint: Self::OF_ADDRESS, incarnation: 0 }
     }
 
+    /// Whether it is a name of [`of_address`](Self::of_address).
+    #[must_use]
+    pub const fn is_of_address(&self) -> bool {
+        self.endpoint == Self::OF_ADDRESS && self.incarnation == 0
+    }
+
     /// Address (16 bytes, IPv4 mapped), port, family (4 or 6), endpoint and incarnation,
     /// little-endian.
     #[must_use]

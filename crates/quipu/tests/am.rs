@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use quipu::am::{
-    Bundle, CallError, Category, Config, Endpoint, Error, Kind, Message, Mode, Operation, Port,
-    Status, Tag, Transport,
+    Bundle, CallError, Category, Config, Endpoint, Error, Kind, Message, Mode, Name, Operation,
+    Port, Status, Tag, Transport,
 };
 use quipu::{Access, Device, SameHost};
 
@@ -533,6 +533,20 @@ fn an_answer_reaches_the_requester_although_its_sender_polls_no_more() {
 }
 
 /// A ring of endpoints, each of which has a connection to the next: 1,024, and as many at both ends.
+#[test]
+fn an_endpoint_at_a_port_of_its_own_is_reached_by_its_address() {
+    for transport in [Transport::Reliable, Transport::Datagrams] {
+        let ends = [(); 2].map(|()| End::over(Config::default(), SameHost::Auto, transport));
+        let name = ends[1].endpoint.listen(0).unwrap();
+        assert!(ends[0].endpoint.listen(name.port.port()).is_err(), "the port is taken");
+        ends[0].endpoint.map(0, Name::of_address(name.port), TAG).unwrap();
+        let seen = Arc::default();
+        ends[1].endpoint.set_handler(1, note(&seen, |message| message.args().to_vec())).unwrap();
+        send(&ends, || ends[0].endpoint.try_request(0, 1, &[7, 8]));
+        until(&ends, || *seen.lock().unwrap() == [[7, 8]]);
+    }
+}
+
 #[test]
 fn a_process_has_a_thousand_endpoints() {
     const ENDPOINTS: usize = 1024;

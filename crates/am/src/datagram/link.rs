@@ -11,7 +11,7 @@ use crate::fabric::{Hello, Local, Welcome};
 const ACK_EVERY: u32 = 8;
 const ACK_DELAY_NS: u64 = 1_000_000;
 /// The first pause between two hellos; it doubles.
-const FIRST_PAUSE_NS: u64 = 20_000_000;
+pub(super) const FIRST_PAUSE_NS: u64 = 20_000_000;
 /// An attempt to connect ends after so long without an answer; the engine begins another.
 const ATTEMPT_NS: u64 = 1_000_000_000;
 

@@ -5,7 +5,8 @@
 //!
 //! 1. datagrams that have come go in by [`handle_datagram`](DatagramFabric::handle_datagram), the time by
 //!    [`handle_timeout`](DatagramFabric::handle_timeout);
-//! 2. [`poll_transmit`](DatagramFabric::poll_transmit) gives datagrams out until there are none;
+//! 2. [`poll_transmit`](DatagramFabric::poll_transmit) gives datagrams out until there are none. Questions
+//!    for endpoints at addresses of their own go to UDP sockets, from a UDP socket;
 //! 3. [`poll_event`](DatagramFabric::poll_event) gives out what the engine is to be told.
 //!
 //! A peer that is silent for [`Limits::give_up_ns`] is lost: its connections fail, and the engine returns
@@ -13,6 +14,7 @@
 //! connection, fragments after a gap by a limit for all.
 
 mod link;
+mod lookup;
 mod packet;
 mod receive;
 mod sender;
@@ -22,6 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
+pub use lookup::{LOOKUP_LEN, answer_lookup};
 pub use packet::OVERHEAD;
 
 use crate::conn::ConnId;
@@ -38,7 +41,8 @@ const MOST_CONTROL: usize = 256;
 /// The longest message.
 const LONGEST: u64 = 1 << 30;
 
-/// Where a peer takes datagrams: its address, and the number of its queue pair there.
+/// Where a peer takes datagrams: its address, and the number of its queue pair there. Or a UDP socket
+/// ([`Place::socket`]), which is asked for the queue pair of an endpoint at an address of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// Its address.
@@ -300,13 +304,10 @@ impl<M: Memory> DatagramFabric<M> {
 impl<M: Memory> Fabric for DatagramFabric<M> {
     fn connect(&mut self, conn: ConnId, to: &Name, hello: &Hello) {
         self.close(conn);
-        if to.incarnation == 0 {
-            // Such a name has no index of a queue pair.
-            let why = Refusal::Said(Status::BadEndpoint);
-            return self.events.push_back(Event::Refused { conn, why });
-        }
+        // A name that is an address has no index of a queue pair.
+        let peer = if to.incarnation == 0 { Place::of_socket(to.port) } else { Place::of(to) };
         let sender = self.sender();
-        let link = Link::initiator(conn, Place::of(to), *hello, sender, self.now);
+        let link = Link::initiator(conn, peer, *hello, sender, self.now);
         let id = self.add_link(conn, link);
         self.wake(id);
     }

@@ -28,6 +28,10 @@ pub(super) enum Kind {
     Reset = 7,
     /// Answers a `Hello` without a valid cookie; the sender's number is the cookie.
     Challenge = 8,
+    /// Asks a UDP socket which queue pair the endpoint at its address has.
+    Where = 9,
+    /// Answers that; the endpoint's name follows.
+    Here = 10,
 }
 
 impl Kind {
@@ -41,6 +45,8 @@ impl Kind {
             Self::Ping,
             Self::Reset,
             Self::Challenge,
+            Self::Where,
+            Self::Here,
         ];
         all.into_iter().find(|kind| *kind as u8 == byte)
     }
@@ -154,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn heads_and_fragments_are_read_as_written(
-            kind in 1u8..=8,
+            kind in 1u8..=10,
             what in 0usize..4,
             words in any::<[u32; 6]>(),
             longs in any::<[u64; 4]>(),

@@ -31,6 +31,10 @@ impl<M: Memory> DatagramFabric<M> {
         self.now = self.now.max(now);
         self.counters.received += 1;
         let is_used = Head::parse(bytes).is_some_and(|(head, rest)| match head.kind {
+            // Sockets that are no queue pairs answer questions, and say nothing else.
+            Kind::Here => from.socket().is_some() && self.handle_here(from, &head, rest),
+            _ if from.socket().is_some() => false,
+            Kind::Where => false,
             Kind::Hello => self.handle_hello(from, &head, rest),
             _ => self.handle_known(from, &head, rest),
         });
@@ -53,8 +57,12 @@ impl<M: Memory> DatagramFabric<M> {
     }
 
     fn handle_hello(&mut self, from: Place, head: &Head, rest: &[u8]) -> bool {
-        // A peer has the name of the place that it sends from: nobody takes the name of another.
-        let is_own_name = |hello: &Hello| head.from != 0 && Place::of(&hello.from) == from;
+        // A peer has the name of the place that it sends from: nobody takes the name of another. Of a name
+        // that is an address, the IP address is the sender's.
+        let is_own_name = |hello: &Hello| {
+            let is_own_address = hello.from.is_of_address() && hello.from.port.ip() == from.ip;
+            head.from != 0 && (is_own_address || Place::of(&hello.from) == from)
+        };
         let Some(hello) = Hello::parse(rest).filter(is_own_name) else { return false };
         if let Some(id) = self.begun.get(&(from, head.from)).copied() {
             if let Some(Phase::Up { owes_welcome, .. }) =
@@ -87,6 +95,12 @@ impl<M: Memory> DatagramFabric<M> {
         (link.own == head.to && link.peer == from && is_known).then_some(id)
     }
 
+    /// An endpoint at an address of its own has been found.
+    fn handle_here(&mut self, from: Place, head: &Head, rest: &[u8]) -> bool {
+        let id = self.link_for(from, &Head { from: 0, ..*head });
+        id.is_some_and(|id| self.handle_found(id, rest))
+    }
+
     fn handle_known(&mut self, from: Place, head: &Head, rest: &[u8]) -> bool {
         let Some(id) = self.link_for(from, head) else {
             let is_last = matches!(head.kind, Kind::Reset | Kind::Refused | Kind::Challenge);
@@ -102,7 +116,7 @@ impl<M: Memory> DatagramFabric<M> {
             self.events.push_back(Event::Done { conn, notify });
         }
         match head.kind {
-            Kind::Hello => false,
+            Kind::Hello | Kind::Where | Kind::Here => false,
             Kind::Challenge => self.handle_challenge(id, head.from),
             Kind::Welcome => self.handle_welcome(id, head, rest),
             Kind::Refused if link.is_connecting() => {

@@ -51,6 +51,9 @@ impl<M: Memory> DatagramFabric<M> {
                 if !std::mem::take(is_due) {
                     return None;
                 }
+                if peer.socket().is_some() {
+                    return Some((peer, super::lookup::ask(link.own, out)));
+                }
                 (head.kind, head.to) = (Kind::Hello, *cookie);
                 head.encode(out);
                 let bytes = hello.to_bytes();

@@ -6,7 +6,9 @@
 mod network;
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 
+use quipu_am::datagram::{LOOKUP_LEN, Place, answer_lookup};
 use quipu_am::{
     Arg, Body, CallError, Config, Delivery, DeliveryKind, EndpointId, Fabric, Local, Mode, Name,
     Outgoing, Payload, Remote, Status, Tag,
@@ -409,6 +411,94 @@ fn nobody_takes_the_name_of_another() {
     assert_eq!(run.net.nodes[1].core.connections(), 0, "with a wrong cookie");
     run.net.answer_challenge(1, place, &forger, &to, TAG, (7, cookie));
     assert_eq!(run.net.nodes[1].core.connections(), 1);
+}
+
+/// An endpoint at a UDP port of its own is found by its address, also if it comes later than its peer, and
+/// though questions and answers are lost. Its own requests carry that address as their source.
+#[test]
+fn an_endpoint_at_a_known_port_is_found_by_its_address() {
+    for seed in 420..420 + seeds(20) {
+        let mut run = Run::new(seed, 2, faults(300, 100, 100), 0);
+        let [known, named] = [9001, 9002].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        let [a, b] = [run.endpoints[0], run.endpoints[1]];
+        let inner = |run: &Run, n: usize| run.net.nodes[n].core.name(run.endpoints[n]).unwrap();
+        let doors = [(known, inner(&run, 0)), (named, inner(&run, 1))];
+        for (n, at, peer) in [(0, known, named), (1, named, known)] {
+            let core = &mut run.net.nodes[n].core;
+            core.set_name(run.endpoints[n], Name::of_address(at)).unwrap();
+            core.map(run.endpoints[n], 7, Name::of_address(peer), TAG).unwrap();
+        }
+        run.net.nodes[0].door = Some(doors[0]);
+        let mut requests = [(0, a), (1, b)].map(|(n, endpoint)| {
+            let sent = run.net.nodes[n].core.signal(endpoint, 7);
+            (n, endpoint, sent.is_ok())
+        });
+        let (mut signals, opens_at) = ([0; 2], run.net.now + 700 * MS);
+        until(&mut run, |run| {
+            if run.net.now >= opens_at {
+                run.net.nodes[1].door = Some(doors[1]);
+            }
+            for (n, endpoint, is_sent) in &mut requests {
+                let core = &mut run.net.nodes[*n].core;
+                *is_sent = *is_sent || core.signal(*endpoint, 7).is_ok();
+                // The peer is that of index 7: by its address, not by the name of its queue pair.
+                signals[*n] += u32::from(core.take_signal(*endpoint, 7).unwrap());
+            }
+            signals == [1, 1]
+        });
+        assert!(run.net.now >= opens_at, "one of them opens late");
+    }
+}
+
+/// Only the address that was asked is believed, and only about a queue pair at its own IP address.
+#[test]
+fn answers_of_others_find_nobody() {
+    let mut run = Run::new(403, 3, faults(0, 0, 0), 0);
+    let at = SocketAddr::from(([10, 0, 0, 1], 9001));
+    let stranger = Place::of_socket(SocketAddr::from(([10, 0, 0, 1], 9002)));
+    let name = run.net.nodes[1].core.name(run.endpoints[1]).unwrap();
+    run.net.nodes[0].core.map(run.endpoints[0], 7, Name::of_address(at), TAG).unwrap();
+    let _ = run.net.nodes[0].core.signal(run.endpoints[0], 7);
+    let mut out = [0; 1024];
+    let now = run.net.now;
+    let mut send = |run: &mut Run| run.net.nodes[0].core.fabric_mut().poll_transmit(now, &mut out);
+    let (to, len) = send(&mut run).expect("it asks");
+    assert_eq!((to, len), (Place::of_socket(at), LOOKUP_LEN));
+    let question = out[..len].to_vec();
+    let answer = answer_lookup(&question, &name).unwrap();
+    assert_eq!(answer_lookup(&answer, &name), None, "an answer is no question");
+    assert_eq!(answer_lookup(&question[..len - 1], &name), None);
+
+    let mut send = |run: &mut Run| run.net.nodes[0].core.fabric_mut().poll_transmit(now, &mut out);
+    let mut forged = answer.to_vec();
+    forged[8] ^= 1;
+    let nameless = answer_lookup(&question, &Name::of_address(at)).unwrap();
+    for (from, bytes) in [
+        (stranger, answer.to_vec()),
+        (Place::of(&name), answer.to_vec()),
+        (Place::of_socket(at), forged),
+        (Place::of_socket(at), nameless.to_vec()),
+        (Place::of_socket(at), answer[..len - 1].to_vec()),
+        (Place::of_socket(at), question),
+    ] {
+        run.net.deliver(0, from, bytes);
+        // It may ask once more.
+        let next = send(&mut run);
+        assert!(next.is_none_or(|(to, _)| to == Place::of_socket(at)), "{next:?}");
+    }
+    let elsewhere = Name { port: SocketAddr::from(([10, 9, 9, 9], name.port.port())), ..name };
+    let answer = answer_lookup(&answer_question(&answer), &elsewhere).unwrap();
+    run.net.deliver(0, Place::of_socket(at), answer.to_vec());
+    let (to, _) = send(&mut run).expect("it says hello");
+    assert_eq!(to, Place::of(&name), "a host names queue pairs of its own only");
+}
+
+/// The question that an answer belongs to.
+fn answer_question(answer: &[u8]) -> Vec<u8> {
+    let mut question = answer.to_vec();
+    question[2] = 9;
+    question.copy_within(8..16, 16);
+    question
 }
 
 /// A process maps its peer twice, so that it has two connections of one name: signals of both count.

@@ -1,8 +1,9 @@
 //! Processes on a network that loses, duplicates, delays and reorders datagrams.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
-use quipu_am::datagram::{DatagramFabric, Limits, Memory, Place};
+use quipu_am::datagram::{DatagramFabric, Limits, Memory, Place, answer_lookup};
 use quipu_am::{BundleId, Config, Core, Hello, Local, Name, Remote, Tag};
 use rand_core::{RngCore, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -77,6 +78,8 @@ pub struct Node {
     pub bundle: Option<BundleId>,
     pub is_alive: bool,
     place: Place,
+    /// The UDP port of an endpoint, and the name that its socket answers with.
+    pub door: Option<(SocketAddr, Name)>,
     /// Datagrams that have come and were not read: as many as a socket keeps.
     inbox: Vec<(Place, Vec<u8>)>,
 }
@@ -98,7 +101,7 @@ pub struct Network {
 impl Network {
     pub fn new(seed: u64, count: usize, faults: Faults, config: &Config, memory: usize) -> Self {
         let make = |index: usize| {
-            let address = std::net::SocketAddr::from(([10, 0, 0, 1], 1000 + index as u16));
+            let address = SocketAddr::from(([10, 0, 0, 1], 1000 + index as u16));
             let incarnation = (seed + 1) << 16 | (index as u64) << 8 | 3;
             let limits = Limits {
                 datagram: DATAGRAM,
@@ -112,7 +115,7 @@ impl Network {
             let fabric = DatagramFabric::new(Bytes(vec![0; memory]), limits);
             let core = Core::new(fabric, config.clone(), address, incarnation).unwrap();
             let place = Place { ip: address.ip(), number: u32::from(address.port()) << 8 | 3 };
-            Node { core, bundle: None, is_alive: true, place, inbox: Vec::new() }
+            Node { core, bundle: None, is_alive: true, place, door: None, inbox: Vec::new() }
         };
         Self {
             nodes: (0..count).map(make).collect(),
@@ -156,12 +159,27 @@ impl Network {
         while let Some((to, len)) = self.nodes[n].core.fabric_mut().poll_transmit(now, &mut out) {
             let from = self.nodes[n].place;
             self.is_busy = true;
+            if let Some(at) = to.socket() {
+                self.ask(n, at, &out[..len]);
+            }
             if let Some(to) = self.nodes.iter().position(|node| node.place == to) {
                 self.carry(to, from, out[..len].to_vec());
                 if self.forges && self.random(10) == 0 {
                     self.forge(to, from, &out[..len]);
                 }
             }
+        }
+    }
+
+    /// Has the socket at an address answer a question, unless the network loses it.
+    fn ask(&mut self, n: usize, at: SocketAddr, question: &[u8]) {
+        let is_lost = self.random(1000) < self.faults.loss;
+        let doors = self.nodes.iter().filter(|node| node.is_alive && !is_lost);
+        let own = doors.filter_map(|node| node.door).find(|door| door.0 == at);
+        let answer = own.and_then(|(_, name)| answer_lookup(question, &name));
+        if let Some(answer) = answer {
+            assert!(answer.len() <= question.len(), "an answer is no longer than its question");
+            self.carry(n, Place::of_socket(at), answer.to_vec());
         }
     }
 
@@ -218,6 +236,12 @@ impl Network {
             }
         }
         None
+    }
+
+    /// Has a process read a datagram from anywhere.
+    pub fn deliver(&mut self, n: usize, from: Place, bytes: Vec<u8>) {
+        self.nodes[n].inbox.push((from, bytes));
+        self.poll(n);
     }
 
     /// Has a process read what has come, and the time.

@@ -2,12 +2,13 @@
 //! [`quipu_am::datagram`] sends.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
-use quipu_am::datagram::{DatagramFabric, Limits, Memory, Place};
-use quipu_am::{Event, Local, Remote};
-use quipu_host::nic::{Access, Completion, Gid, Key, QpNum, WcStatus};
+use quipu_am::datagram::{DatagramFabric, LOOKUP_LEN, Limits, Memory, Place, answer_lookup};
+use quipu_am::{Event, Local, Name, Remote};
+use quipu_host::nic::{Access, Completion, Fault, Gid, Key, QpNum, WcStatus};
 
 use super::sizes::Sizes;
 use crate::cq::CompletionQueue;
@@ -29,6 +30,10 @@ const RECEIVE: u64 = 1 << 63;
 const MOST_DESTINATIONS: usize = 4096;
 /// Reads of a peer that may wait to be answered.
 const READS: usize = 256;
+/// Questions of one socket that are answered at once.
+const QUESTIONS: usize = 16;
+/// How often sockets of endpoints are looked at, in nanoseconds.
+const LOOK_EVERY_NS: u64 = 1_000_000;
 
 /// Registered memory of the port's domain.
 #[derive(Debug)]
@@ -66,6 +71,13 @@ impl Memory for Registered {
     }
 }
 
+/// The UDP port of an endpoint: its socket answers which queue pair the endpoint has.
+#[derive(Debug)]
+struct Door {
+    endpoint: u32,
+    socket: UdpSocket,
+}
+
 /// The queue pair, its memory, and the reliability.
 #[derive(Debug)]
 pub(super) struct Datagrams {
@@ -85,6 +97,13 @@ pub(super) struct Datagrams {
     scratch: Vec<u8>,
     /// Bytes of a datagram.
     datagram: usize,
+    /// Tells this port from others at its address; the lowest byte is the index of the queue pair.
+    incarnation: u64,
+    doors: Vec<Door>,
+    /// The socket that asks doors of other processes, once it is needed.
+    asker: Option<UdpSocket>,
+    /// When sockets are looked at next.
+    look_at: u64,
 }
 
 impl Datagrams {
@@ -111,6 +130,7 @@ impl Datagrams {
             give_up_ns,
             seed: super::port::random(),
         };
+        let index = qp.address().qp_num.0 as u8;
         Ok(Self {
             reliable: DatagramFabric::new(Registered(domain.clone()), limits),
             domain,
@@ -124,14 +144,72 @@ impl Datagrams {
             began: Instant::now(),
             scratch: vec![0; room],
             datagram,
+            incarnation: super::port::random() << 8 | 1 << 63 | u64::from(index),
+            doors: Vec::new(),
+            asker: None,
+            look_at: 0,
         })
     }
 
-    /// The address of the port, and the index of the queue pair there.
-    pub(super) fn address(&self) -> (SocketAddr, u8) {
+    /// The address of the port, and its incarnation.
+    pub(super) fn address(&self) -> (SocketAddr, u64) {
         let number = self.qp.address().qp_num.0;
         let at = SocketAddr::new(self.domain.device().address(), (number >> 8) as u16);
-        (at, number as u8)
+        (at, self.incarnation)
+    }
+
+    /// Gives an endpoint a UDP port of its own.
+    pub(super) fn listen(&mut self, at: SocketAddr, endpoint: u32) -> Result<SocketAddr, Error> {
+        let socket = socket(at).map_err(|_| Fault::Invalid("the UDP port cannot be used"))?;
+        let own = socket.local_addr().map_err(|_| Fault::Invalid("the socket has no address"))?;
+        self.doors.push(Door { endpoint, socket });
+        Ok(own)
+    }
+
+    /// Closes the UDP ports of an endpoint that is gone.
+    pub(super) fn unlisten(&mut self, endpoint: u32) {
+        self.doors.retain(|door| door.endpoint != endpoint);
+    }
+
+    /// The sockets of endpoints, and the one that asks others.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = RawFd> {
+        let doors = self.doors.iter().map(|door| &door.socket);
+        doors.chain(&self.asker).map(AsRawFd::as_raw_fd)
+    }
+
+    /// Answers questions for endpoints, and reads answers to own ones.
+    fn look_at_sockets(&mut self, now: u64) {
+        let mut bytes = [0; LOOKUP_LEN + 1];
+        let (port, incarnation) = self.address();
+        for Door { endpoint, socket } in &self.doors {
+            let own = Name { port, endpoint: *endpoint, incarnation };
+            for _ in 0..QUESTIONS {
+                let Ok((len, from)) = socket.recv_from(&mut bytes) else { break };
+                if let Some(answer) = answer_lookup(&bytes[..len], &own) {
+                    // An answer that is lost is asked for again.
+                    let _ = socket.send_to(&answer, from);
+                }
+            }
+        }
+        for _ in 0..QUESTIONS {
+            let asker = self.asker.as_ref();
+            let Some(Ok((len, from))) = asker.map(|socket| socket.recv_from(&mut bytes)) else {
+                break;
+            };
+            self.reliable.handle_datagram(now, Place::of_socket(from), &bytes[..len]);
+        }
+    }
+
+    /// Asks the socket at an address which queue pair the endpoint there has.
+    fn ask(&mut self, at: SocketAddr, len: usize) {
+        let own = SocketAddr::new(self.domain.device().address(), 0);
+        if self.asker.is_none() {
+            self.asker = socket(own).ok();
+        }
+        if let Some(asker) = &self.asker {
+            // Nobody may be there yet; what is lost is asked again.
+            let _ = asker.send_to(&self.scratch[..len], at);
+        }
     }
 
     pub(super) fn domain(&self) -> &ProtectionDomain {
@@ -181,7 +259,7 @@ impl Datagrams {
         }
         let now = self.now();
         if let Some((ip, bytes)) = source_of(&self.scratch[..len]) {
-            let from = Place { ip, number: completion.src_qp.0 };
+            let from = Place { ip, number: completion.src_qp.0 & 0x00ff_ffff };
             self.reliable.handle_datagram(now, from, bytes);
         }
     }
@@ -194,7 +272,10 @@ impl Datagrams {
                 self.free.push(slot);
                 return;
             };
-            if self.post(slot, to, len).is_none() {
+            if let Some(at) = to.socket() {
+                self.ask(at, len);
+                self.free.push(slot);
+            } else if self.post(slot, to, len).is_none() {
                 // The datagram is lost, as in a network.
                 self.free.push(slot);
             }
@@ -220,6 +301,10 @@ impl Datagrams {
     /// Handles the time.
     pub(super) fn handle_time(&mut self) {
         let now = self.now();
+        if now >= self.look_at {
+            self.look_at = now + LOOK_EVERY_NS;
+            self.look_at_sockets(now);
+        }
         self.reliable.handle_timeout(now);
         self.flush();
     }
@@ -234,6 +319,13 @@ impl Datagrams {
     pub(super) fn address_of(&self, slot: u32, at: u32) -> u64 {
         self.reliable.slot(slot, at as usize).as_ptr().addr() as u64
     }
+}
+
+/// A UDP socket that does not wait.
+fn socket(at: SocketAddr) -> std::io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(at)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 /// Who has sent a datagram, by the route header in front of it, and the datagram.

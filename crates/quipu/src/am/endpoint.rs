@@ -79,14 +79,14 @@ impl Endpoint {
         Ok(self.shared().lock().core.name(self.id)?)
     }
 
-    /// Takes connections at a TCP port of its own, 0 for any, which becomes its name: peers need to
-    /// know the address only ([`Name::of_address`]).
+    /// Takes connections at a TCP port of its own, over datagrams a UDP port, 0 for any. It becomes its
+    /// name: peers need to know the address only ([`Name::of_address`]).
     ///
     /// # Errors
     ///
-    /// The TCP port is taken.
-    pub fn listen(&self, tcp_port: u16) -> Result<Name, Error> {
-        let at = SocketAddr::new(self.port.device().address(), tcp_port);
+    /// The port is taken.
+    pub fn listen(&self, port: u16) -> Result<Name, Error> {
+        let at = SocketAddr::new(self.port.device().address(), port);
         let core = &mut self.shared().lock().core;
         let name = Name::of_address(core.fabric_mut().listen(at, Some(self.id.index()))?);
         core.set_name(self.id, name)?;

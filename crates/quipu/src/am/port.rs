@@ -71,7 +71,6 @@ pub(super) struct Shared {
     send_queue: CompletionQueue,
     domain: ProtectionDomain,
     device: Device,
-    events_fd: i32,
     began: Instant,
     sleepers: AtomicU32,
 }
@@ -114,9 +113,7 @@ impl Port {
             return Self::open(device, config);
         }
         let datagrams = Datagrams::new(device, Sizes::of(&config), config.give_up_ns)?;
-        let (address, index) = datagrams.address();
-        // Peers find the queue pair by the lowest byte.
-        let incarnation = random() << 8 | 1 << 63 | u64::from(index);
+        let (address, incarnation) = datagrams.address();
         let fabric = PortFabric::Datagrams(Box::new(datagrams));
         let port = Self::with(device, config, fabric, address, incarnation)?;
         port.start_helper()?;
@@ -148,7 +145,6 @@ impl Port {
     ) -> Result<Self, Error> {
         let (queue, send_queue) = (fabric.queue().clone(), fabric.send_queue().clone());
         let domain = fabric.domain().clone();
-        let events_fd = fabric.events_fd();
         let core = Core::new(fabric, config, address, incarnation)?;
         let completions = vec![Completion::default(); BATCH + SENDS].into();
         let state = State { core, completions, left: 0..0, polls: 0, find_failed_at: 0 };
@@ -159,7 +155,6 @@ impl Port {
             send_queue,
             domain,
             device: device.clone(),
-            events_fd,
             began: Instant::now(),
             sleepers: AtomicU32::new(0),
         };
@@ -468,12 +463,13 @@ impl Shared {
         if let Some(idle) = state.core.fabric().idle_time() {
             nap = nap.min(idle.max(Duration::from_millis(1)));
         }
+        let events = state.core.fabric().event_fds();
         drop(state);
         let readable = 1;
         let entry = |fd| quipu_host::PollEntry { fd, events: readable, revents: 0 };
         let queues = [&self.queue, &self.send_queue];
-        let [received, sent] = queues.map(|queue| entry(queue.as_raw_fd()));
-        let mut fds = [received, sent, entry(self.events_fd)];
+        let queue_fds = queues.map(|queue| queue.as_raw_fd());
+        let mut fds: Vec<_> = queue_fds.into_iter().chain(events).map(entry).collect();
         match self.device.opened.engine.poll_within(&mut fds, Some(nap)) {
             Ok(_) | Err(quipu_host::EngineError::Interrupted) => {}
             Err(error) => return Err(crate::Error::from(error).into()),

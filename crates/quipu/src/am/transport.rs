@@ -90,11 +90,12 @@ impl PortFabric {
         }
     }
 
-    /// Readable while connection management has something to say; -1 if there is none.
-    pub(super) fn events_fd(&self) -> RawFd {
+    /// Readable while connection management has something to say; over datagrams, the sockets of endpoints
+    /// at UDP ports of their own.
+    pub(super) fn event_fds(&self) -> Vec<RawFd> {
         match self {
-            Self::Reliable(host) => host.events_fd(),
-            Self::Datagrams(_) => -1,
+            Self::Reliable(host) => vec![host.events_fd()],
+            Self::Datagrams(datagrams) => datagrams.sockets().collect(),
         }
     }
 
@@ -105,16 +106,17 @@ impl PortFabric {
     ) -> Result<SocketAddr, Error> {
         match self {
             Self::Reliable(host) => host.listen(at, endpoint),
-            Self::Datagrams(_) => {
-                let what = "an endpoint at a port of its own needs QUIPU_AM_TRANSPORT=rc";
-                Err(Fault::Invalid(what).into())
-            }
+            Self::Datagrams(datagrams) => match endpoint {
+                Some(endpoint) => datagrams.listen(at, endpoint),
+                None => Err(Fault::Invalid("a port over datagrams has its address already").into()),
+            },
         }
     }
 
     pub(super) fn unlisten(&mut self, endpoint: u32) {
-        if let Self::Reliable(host) = self {
-            host.unlisten(endpoint);
+        match self {
+            Self::Reliable(host) => host.unlisten(endpoint),
+            Self::Datagrams(datagrams) => datagrams.unlisten(endpoint),
         }
     }
 

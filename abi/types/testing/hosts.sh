@@ -1,7 +1,9 @@
 # Runs a program on two hosts: namespaces with a link between them. To be started in a network namespace of
-# its own. The argument is the program; it is called with its role, its own address and that of the peer.
+# its own. The arguments are the program, and pairs of addresses, 10.77.0.1,10.77.0.2 and fd77::1,fd77::2: for
+# each pair the program is called at both ends with its role, its own address and that of the peer.
 set -e
 program=$1
+shift
 unshare -n sleep 90 &
 other=$!
 trap 'kill $other' EXIT
@@ -20,10 +22,11 @@ there ip addr add 10.77.0.2/24 dev there
 there ip addr add fd77::2/64 dev there nodad
 ip link set here up
 there ip link set there up
-for addresses in '10.77.0.1 10.77.0.2' 'fd77::1 fd77::2'; do
-	set -- $addresses
-	QUIPU_ADDRESS=$1 "$program" server $1 $2 &
+for pair; do
+	one=${pair%,*}
+	other_one=${pair#*,}
+	QUIPU_ADDRESS=$one "$program" server $one $other_one &
 	server=$!
-	QUIPU_ADDRESS=$2 there "$program" client $2 $1
+	QUIPU_ADDRESS=$other_one there "$program" client $other_one $one
 	wait $server
 done
