@@ -348,6 +348,17 @@ VIP_RETURN VipNSGetHostByAddr(IN VIP_NIC_HANDLE NicHandle, IN VIP_NET_ADDRESS *A
 	OUT VIP_CHAR *Name, IN OUT VIP_ULONG *NameLen);
 VIP_RETURN VipNSShutdown(IN VIP_NIC_HANDLE NicHandle);
 
+/* ---- extensions of Quipu: programs that use them need this library ---- */
+
+/* In Control of a send or an RDMA write: the data, at most VIPX_Q_MAX_INLINE bytes, are copied by VipPostSend.
+ * Their memory need not be registered, and may be reused at once. */
+#define VIPX_Q_CONTROL_INLINE 0x20
+#define VIPX_Q_MAX_INLINE 128
+
+/* VipCQDone, and the VipRecvDone or VipSendDone that follows it, in one call. */
+VIP_RETURN VipxQCQDoneDescriptor(IN VIP_CQ_HANDLE CQHandle, OUT VIP_VI_HANDLE *ViHandle,
+	OUT VIP_BOOLEAN *RecvQueue, OUT VIP_DESCRIPTOR **DescriptorPtr);
+
 #ifdef __cplusplus
 }
 #endif

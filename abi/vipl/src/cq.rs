@@ -6,6 +6,7 @@ use libc::c_ulong;
 use quipu_cabi::entry;
 use quipu_via::codes::{Code, Outcome};
 use quipu_via::cq::CompletionQueue;
+use quipu_via::queue::Head;
 use quipu_via::vi::Side;
 
 use crate::callback::{Callback, CqHandler};
@@ -13,6 +14,7 @@ use crate::handle::{self, Id, Kind};
 use crate::nic::{Deadline, MAX_CQS, Nic, State};
 use crate::touch::give;
 use crate::types::{VIP_PVOID, VipReturn, code};
+use crate::work;
 
 /// A completion queue, and handlers that wait for its next entries.
 pub(crate) struct Cq {
@@ -102,6 +104,36 @@ fn done(raw: VIP_PVOID, vi: *mut VIP_PVOID, receive: *mut i32) -> Outcome {
     answer(&nic, entry.ok_or(Code::NotDone)?, vi, receive)
 }
 
+/// Takes an entry with its descriptor. Entries whose descriptor the program has taken already are passed
+/// over.
+fn done_descriptor(
+    raw: VIP_PVOID,
+    vi: *mut VIP_PVOID,
+    receive: *mut i32,
+    descriptor: *mut VIP_PVOID,
+) -> Outcome {
+    let (nic, id) = handle::object(Kind::Cq, raw)?;
+    if vi.is_null() || receive.is_null() || descriptor.is_null() {
+        return Err(Code::InvalidParameter);
+    }
+    let mut state = nic.lock();
+    let mut has_polled = false;
+    loop {
+        let Some(entry) = state.cq(id)?.queue.pop() else {
+            if std::mem::replace(&mut has_polled, true) {
+                return Err(Code::NotDone);
+            }
+            nic.pump(&mut state);
+            continue;
+        };
+        let head = work::taken(&mut state, entry.0, entry.1);
+        if matches!(head, Head::Succeeded(_) | Head::Failed(_)) {
+            answer(&nic, entry, vi, receive)?;
+            return work::answer(head, descriptor);
+        }
+    }
+}
+
 fn wait(raw: VIP_PVOID, timeout: c_ulong, vi: *mut VIP_PVOID, receive: *mut i32) -> Outcome {
     let (nic, id) = handle::object(Kind::Cq, raw)?;
     if vi.is_null() || receive.is_null() {
@@ -147,6 +179,16 @@ entry! {
     /// `VipCQDone`
     fn VipCQDone(cq: VIP_PVOID, vi: *mut VIP_PVOID, receive: *mut i32) -> VipReturn {
         code(done(cq, vi, receive))
+    }
+
+    /// `VipxQCQDoneDescriptor`
+    fn VipxQCQDoneDescriptor(
+        cq: VIP_PVOID,
+        vi: *mut VIP_PVOID,
+        receive: *mut i32,
+        descriptor: *mut VIP_PVOID,
+    ) -> VipReturn {
+        code(done_descriptor(cq, vi, receive, descriptor))
     }
 
     /// `VipCQWait`

@@ -289,7 +289,11 @@ fn post(qp: &QueuePair, number: u64, asked: &Asked) -> Result<(), quipu::Error> 
     };
     let mut request = match asked.operation {
         Operation::Receive => return qp.post_recv(number, &sges),
+        Operation::Send if asked.is_inline => Request::send_inline(&asked.inline),
         Operation::Send => Request::send(&sges),
+        Operation::Write(segment) if asked.is_inline => {
+            Request::write_inline(&asked.inline, remote(segment))
+        }
         Operation::Write(segment) => Request::write(&sges, remote(segment)),
         Operation::Read(segment) => Request::read(&sges, remote(segment)),
     };

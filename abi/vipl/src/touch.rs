@@ -136,6 +136,22 @@ pub(crate) fn descriptor(
     Some((control, Ok(segments.iter().map(Segment::parse).collect())))
 }
 
+/// The data of segments, copied. None if their memory is not there. `way` says for a segment whether its
+/// memory is registered.
+pub(crate) fn gather(segments: &[Segment], way: impl Fn(&Segment) -> Way) -> Option<Vec<u8>> {
+    let len = segments.iter().map(|segment| segment.len as usize).sum();
+    let mut out = vec![0; len];
+    let mut rest = &mut out[..];
+    for segment in segments.iter().filter(|segment| segment.len > 0) {
+        let (part, after) = rest.split_at_mut(segment.len as usize);
+        if !copy_in(way(segment), segment.addr, part) {
+            return None;
+        }
+        rest = after;
+    }
+    Some(out)
+}
+
 /// Writes the outcome into a descriptor, the status last. Returns whether its memory is there.
 pub(crate) fn complete(done: &Done, way: Way) -> bool {
     let at = done.descriptor;

@@ -8,7 +8,7 @@ use quipu::{Access, QueuePair};
 use quipu_cabi::entry;
 use quipu_via::attributes::Attributes;
 use quipu_via::codes::{Code, Outcome, Reliability, State as ViState};
-use quipu_via::descriptor::{MAX_SEGMENTS, Rules};
+use quipu_via::descriptor::{MAX_INLINE, MAX_SEGMENTS, Rules};
 use quipu_via::vi::{Completed, Event, Side, Vi};
 
 use crate::callback::Notify;
@@ -118,6 +118,7 @@ impl Nic {
             .queue_pair(cq, cq)
             .send_queue(SENDS, pieces)
             .recv_queue(RECEIVES, pieces)
+            .inline_data(MAX_INLINE)
             .remote_access(access)
             .rnr_retry(if self.holds_back { 7 } else { 0 });
         if attributes.reliability == Reliability::Unreliable {

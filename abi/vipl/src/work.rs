@@ -3,7 +3,7 @@
 use libc::c_ulong;
 use quipu_cabi::entry;
 use quipu_via::codes::{AsyncError, Code, Outcome, Resource, Status};
-use quipu_via::descriptor::Operation;
+use quipu_via::descriptor::{Operation, Request, Segment};
 use quipu_via::queue::{Head, Posted};
 use quipu_via::vi::{Completed, Side};
 
@@ -54,8 +54,11 @@ fn read(nic: &Nic, state: &mut State, id: Id, side: Side, at: u64, memory: u32) 
         if side == Side::Receive && !nic.strict {
             state.clip(&mut asked.local);
         }
-        let checked =
-            asked.local.iter_mut().try_for_each(|segment| state.resolve(nic, tag, segment));
+        let checked = if asked.is_inline {
+            copy_inline(state, asked)
+        } else {
+            asked.local.iter_mut().try_for_each(|segment| state.resolve(nic, tag, segment))
+        };
         if let Err(status) = checked {
             request = Err(status);
         }
@@ -64,13 +67,21 @@ fn read(nic: &Nic, state: &mut State, id: Id, side: Side, at: u64, memory: u32) 
     Some(Posted { descriptor: at, handle: memory, operation, request })
 }
 
+/// Copies the data of an inline descriptor, whose memory need not be registered.
+fn copy_inline(state: &State, asked: &mut Request) -> Result<(), Status> {
+    let way = |segment: &Segment| state.way(segment.handle, segment.addr, segment.len.into());
+    let local = std::mem::take(&mut asked.local);
+    asked.inline = touch::gather(&local, way).ok_or(Status::PROTECTION_ERROR)?;
+    Ok(())
+}
+
 /// The oldest descriptor of a queue, if it is done.
-fn taken(state: &mut State, id: Id, side: Side) -> Head {
+pub(crate) fn taken(state: &mut State, id: Id, side: Side) -> Head {
     state.vis.get_mut(&id).map_or(Head::Empty, |entry| entry.vi.take(side))
 }
 
 /// What a program gets of a descriptor.
-fn answer(head: Head, out: *mut VIP_PVOID) -> Outcome {
+pub(crate) fn answer(head: Head, out: *mut VIP_PVOID) -> Outcome {
     match head {
         Head::NotDone => Err(Code::NotDone),
         Head::Empty => give(out, std::ptr::null_mut()).and(Err(Code::DescriptorError)),

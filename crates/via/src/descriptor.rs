@@ -13,6 +13,10 @@ pub const MAX_SEGMENTS: u16 = 64;
 const OP_MASK: u16 = 3;
 const IMMEDIATE: u16 = 4;
 const FENCE: u16 = 8;
+/// An extension of Quipu: the data are copied when the descriptor is posted.
+const INLINE: u16 = 0x20;
+/// Most bytes of a descriptor whose data are copied when it is posted.
+pub const MAX_INLINE: u32 = 128;
 
 /// The control segment, without what the provider writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +113,10 @@ pub struct Request {
     pub local: Vec<Segment>,
     /// Bytes of the local segments together.
     pub len: u32,
+    /// Whether the data are copied when the descriptor is posted.
+    pub is_inline: bool,
+    /// Those data, which stand for the local segments.
+    pub inline: Vec<u8>,
 }
 
 /// What a descriptor is checked against.
@@ -141,12 +149,18 @@ impl Rules {
             _ => return Err(Status::FORMAT_ERROR),
         };
         let len = self.len(control, local)?;
+        let is_inline = control.control & INLINE != 0;
+        if is_inline && (len > MAX_INLINE || matches!(operation, Operation::Read(_))) {
+            return Err(Status::FORMAT_ERROR);
+        }
         Ok(Request {
             operation,
             immediate: has_immediate.then_some(control.immediate),
             fence: control.control & FENCE != 0,
             local: local.to_vec(),
             len,
+            is_inline,
+            inline: Vec::new(),
         })
     }
 
@@ -162,7 +176,15 @@ impl Rules {
         // A receive may be larger than a transfer: only its sum must be a number of 32 bits.
         let len = sum(segments).ok_or(Status::FORMAT_ERROR)?;
         let local = segments.to_vec();
-        Ok(Request { operation: Operation::Receive, immediate: None, fence: false, local, len })
+        Ok(Request {
+            operation: Operation::Receive,
+            immediate: None,
+            fence: false,
+            local,
+            len,
+            is_inline: false,
+            inline: Vec::new(),
+        })
     }
 
     fn may_read(&self) -> bool {
@@ -252,6 +274,23 @@ mod tests {
         assert!(reliable.receive(control(0, 3), &[SEGMENT; 3]).is_ok());
         let unreliable = rules(Reliability::Unreliable, false);
         assert_eq!(wrong(unreliable, 2, &[SEGMENT]), Status::FORMAT_ERROR);
+    }
+
+    #[test]
+    fn short_sends_and_writes_may_be_inline() {
+        let rules = rules(Reliability::Delivery, false);
+        let short = Segment { len: MAX_INLINE / 2, ..SEGMENT };
+        for (word, segments) in [(0x20, &[short; 2][..]), (0x21, &[SEGMENT, short, short])] {
+            let request = rules.send(control(word, segments.len() as u16), segments).unwrap();
+            assert!(request.is_inline && request.len == MAX_INLINE);
+        }
+        // A read has no data to send; one byte too many.
+        let one = Segment { len: 1, ..SEGMENT };
+        for (word, segments) in [(0x22, &[SEGMENT, short][..]), (0x20, &[short, short, one])] {
+            let refused = rules.send(control(word, segments.len() as u16), segments);
+            assert_eq!(refused, Err(Status::FORMAT_ERROR));
+        }
+        assert!(!rules.send(control(0, 1), &[short]).unwrap().is_inline);
     }
 
     #[test]

@@ -200,8 +200,15 @@ mod tests {
     }
 
     fn posted(descriptor: u64, operation: Operation) -> Posted {
-        let request =
-            Request { operation, immediate: None, fence: false, local: Vec::new(), len: 0 };
+        let request = Request {
+            operation,
+            immediate: None,
+            fence: false,
+            local: Vec::new(),
+            len: 0,
+            is_inline: false,
+            inline: Vec::new(),
+        };
         Posted { descriptor, handle: 1, operation: operation.status(), request: Ok(request) }
     }
 

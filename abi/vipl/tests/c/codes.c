@@ -91,6 +91,7 @@ static void with_bad_handles(void *bad)
 	EXPECT(VipDestroyCQ(bad), VIP_INVALID_PARAMETER);
 	EXPECT(VipResizeCQ(bad, 1), VIP_INVALID_PARAMETER);
 	EXPECT(VipCQDone(bad, &vi, &flag), VIP_INVALID_PARAMETER);
+	EXPECT(VipxQCQDoneDescriptor(bad, &vi, &flag, &done), VIP_INVALID_PARAMETER);
 	EXPECT(VipCQWait(bad, 0, &vi, &flag), VIP_INVALID_PARAMETER);
 	EXPECT(VipCQNotify(bad, NULL, on_entry), VIP_INVALID_PARAMETER);
 	EXPECT(VipErrorCallback(bad, NULL, NULL), VIP_INVALID_PARAMETER);
@@ -108,6 +109,7 @@ static void without_pointers(void)
 	VIP_MEM_ATTRIBUTES memory = { NULL, 0, 0 };
 	VIP_VI_HANDLE vi;
 	VIP_CQ_HANDLE cq;
+	VIP_DESCRIPTOR *done;
 	VIP_CONN_HANDLE connection;
 	VIP_MEM_HANDLE handle;
 	VIP_VI_STATE state;
@@ -164,6 +166,9 @@ static void without_pointers(void)
 	EXPECT(VipCreateCQ(side.nic, 1, NULL), VIP_INVALID_PARAMETER);
 	EXPECT(VipCQDone(cq, NULL, &flag), VIP_INVALID_PARAMETER);
 	EXPECT(VipCQDone(cq, &vi, NULL), VIP_INVALID_PARAMETER);
+	EXPECT(VipxQCQDoneDescriptor(cq, NULL, &flag, &done), VIP_INVALID_PARAMETER);
+	EXPECT(VipxQCQDoneDescriptor(cq, &vi, NULL, &done), VIP_INVALID_PARAMETER);
+	EXPECT(VipxQCQDoneDescriptor(cq, &vi, &flag, NULL), VIP_INVALID_PARAMETER);
 	EXPECT(VipCQWait(cq, 0, NULL, &flag), VIP_INVALID_PARAMETER);
 	EXPECT(VipQuerySystemManagementInfo(side.nic, 1, NULL), VIP_INVALID_PARAMETER);
 	EXPECT(VipNSGetHostByName(side.nic, NULL, &remote.address, 0), VIP_INVALID_PARAMETER);

@@ -84,6 +84,16 @@ static void malformed(int level)
 	/* Longer than a transfer. */
 	wrong = local_segment(&a, 0, data(&a, 0), a.attributes.MaxTransferSize + 1);
 	fails(wrong, VIP_STATUS_FORMAT_ERROR, level);
+	/* Inline: one byte too many, a read, memory that is not there. */
+	wrong = local_segment(&a, 0, data(&a, 0), VIPX_Q_MAX_INLINE + 1);
+	wrong->CS.Control = VIPX_Q_CONTROL_INLINE;
+	fails(wrong, VIP_STATUS_FORMAT_ERROR, level);
+	wrong = rdma(&a, 0, VIP_CONTROL_OP_RDMAREAD | VIPX_Q_CONTROL_INLINE, data(&a, 0), 8, 0, 0);
+	fails(wrong, VIP_STATUS_FORMAT_ERROR, level);
+	wrong = local_segment(&a, 0, (void *)64, 8);
+	wrong->DS[0].Local.Handle = 0;
+	wrong->CS.Control = VIPX_Q_CONTROL_INLINE;
+	fails(wrong, VIP_STATUS_PROTECTION_ERROR, level);
 	/* Memory that is not registered, not all of it, or no longer. */
 	wrong = local_segment(&a, 0, data(&a, 0), 8);
 	wrong->DS[0].Local.Handle ^= 0x4400;

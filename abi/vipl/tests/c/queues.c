@@ -213,6 +213,56 @@ static void notifications(void)
 	EXPECT(VipRecvWait(a.vi, 10, &done), VIP_TIMEOUT);
 }
 
+/* The next entry together with its descriptor. */
+static VIP_DESCRIPTOR *next_descriptor(VIP_RETURN expected)
+{
+	VIP_VI_HANDLE vi;
+	VIP_BOOLEAN receive;
+	VIP_DESCRIPTOR *done;
+	VIP_RETURN returned;
+	for (int tries = 0; ; tries++) {
+		returned = VipxQCQDoneDescriptor(cq, &vi, &receive, &done);
+		record("VipxQCQDoneDescriptor(", returned);
+		if (returned != VIP_NOT_DONE)
+			break;
+		CHECK(tries < 4000);
+		usleep(5000);
+	}
+	CHECK(returned == expected && vi == b.vi && receive == VIP_TRUE);
+	CHECK(done->CS.Status & VIP_STATUS_DONE);
+	return done;
+}
+
+static void descriptors(void)
+{
+	VIP_VI_HANDLE vi;
+	VIP_BOOLEAN receive;
+	VIP_DESCRIPTOR *done;
+	char word[8] = "inlined";
+	EXPECT(VipxQCQDoneDescriptor(cq, &vi, &receive, &done), VIP_NOT_DONE);
+	receives_of_b(3);
+	VIP_DESCRIPTOR *write = rdma(&a, 0,
+		VIP_CONTROL_OP_RDMAWRITE | VIP_CONTROL_IMMEDIATE | VIPX_Q_CONTROL_INLINE, word, 8,
+		(VIP_UINT64)(uintptr_t)data(&b, 5000), b.handle);
+	write->CS.ImmediateData = 77;
+	write->DS[1].Local.Handle = 0;
+	post_send(&a, write);
+	memset(word, 0, sizeof word);
+	sent(&a, VIP_SUCCESS);
+	done = next_descriptor(VIP_SUCCESS);
+	CHECK(done->CS.ImmediateData == 77 && strcmp(data(&b, 5000), "inlined") == 0);
+	/* An entry whose descriptor was taken without it is passed over. */
+	send_to_b(1);
+	VIP_RETURN returned;
+	do
+		returned = VipRecvDone(b.vi, &done);
+	while (returned == VIP_NOT_DONE);
+	CHECK(returned == VIP_SUCCESS);
+	EXPECT(VipxQCQDoneDescriptor(cq, &vi, &receive, &done), VIP_NOT_DONE);
+	send_to_b(1);
+	CHECK(next_descriptor(VIP_SUCCESS)->CS.Length == 100);
+}
+
 int main(void)
 {
 	open_side(&a, VIP_SERVICE_RELIABLE_DELIVERY);
@@ -224,9 +274,12 @@ int main(void)
 	entries();
 	sizes();
 	notifications();
+	descriptors();
+	receives_of_b(1);
 	close_side(&a);
+	VIP_DESCRIPTOR *done = next_descriptor(VIP_DESCRIPTOR_ERROR);
+	CHECK(done->CS.Status & VIP_STATUS_DESC_FLUSHED_ERROR);
 	OK(VipDisconnect(b.vi));
-	VIP_DESCRIPTOR *done;
 	while (VipRecvDone(b.vi, &done) == VIP_SUCCESS || done)
 		;
 	OK(VipDestroyVi(b.vi));

@@ -1,5 +1,5 @@
 /* Sends between two processes, at each reliability level: many messages, several segments, immediate data,
- * empty messages, and the end of the connection as the peer sees it. */
+ * inline data, empty messages, and the end of the connection as the peer sees it. */
 #include "check.h"
 
 enum { MESSAGES = 300, SIZE = 3000, WINDOW = 16 };
@@ -73,7 +73,16 @@ static void client(void)
 			send->CS.Control = VIP_CONTROL_OP_SENDRECV | VIP_CONTROL_IMMEDIATE;
 			send->CS.ImmediateData = 1000000 + n;
 		}
+		char inlined[VIPX_Q_MAX_INLINE];
+		if (n % 5 == 1 && length <= sizeof inlined) {
+			/* Memory that is not registered, and used for something else at once. */
+			memcpy(inlined, data(&side, 0), length);
+			send->DS[0].Local.Data.Address = inlined;
+			send->DS[0].Local.Handle = 0;
+			send->CS.Control |= VIPX_Q_CONTROL_INLINE;
+		}
 		post_send(&side, send);
+		memset(inlined, 0xee, sizeof inlined);
 		VIP_DESCRIPTOR *done = sent(&side, VIP_SUCCESS);
 		CHECK(done == send && done->CS.Length == length);
 		CHECK((done->CS.Status & VIP_STATUS_OP_MASK) == VIP_STATUS_OP_SEND);
