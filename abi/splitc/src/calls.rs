@@ -106,8 +106,8 @@ pub unsafe extern "C" fn quipu_sc_get_far(to: *mut c_void, from: u64, size: u64)
 /// Writes to memory that is not mapped.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quipu_sc_write_far(to: u64, from: *const c_void, size: u64) {
-    // SAFETY: as the caller's.
-    unsafe { quipu_sc_put_far(to, from, size) };
+    // SAFETY: as the caller's; the bytes stay as they are until it is over.
+    unsafe { quipu_sc_bulk_put_far(to, from, size) };
     runtime().finish();
 }
 
@@ -116,6 +116,16 @@ pub unsafe extern "C" fn quipu_sc_write_far(to: u64, from: *const c_void, size: 
 pub unsafe extern "C" fn quipu_sc_put_far(to: u64, from: *const c_void, size: u64) {
     // SAFETY: as the caller's.
     unsafe { send(What::Write, to, from, size) };
+}
+
+/// Begins to write to it from memory that stays as it is until the next sync.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quipu_sc_bulk_put_far(to: u64, from: *const c_void, size: u64) {
+    let to = target(to);
+    runtime().state.under_way.set(1);
+    let link = runtime().link_to(to.0 as usize);
+    // SAFETY: the program names these bytes.
+    or_fail(unsafe { link.write_from(to, from.cast(), size as usize) });
 }
 
 /// Stores to memory that is not mapped.

@@ -10,6 +10,7 @@
 //! | `runtime` | the state of this process, start and end, waiting |
 //! | `segment` | the symmetric memory: at one address in all processes, mapped by those of this host |
 //! | `link` | messages to other processes, by Active Messages: all that is not in mapped memory |
+//! | `registered` | memory that the adapter writes to and reads from without a copy |
 //! | `collective` | barriers, reductions, broadcasts |
 //! | `heap` | which pieces of the symmetric memory are in use |
 //!
@@ -23,5 +24,6 @@ pub mod calls;
 mod collective;
 mod heap;
 mod link;
+mod registered;
 mod runtime;
 mod segment;

@@ -6,14 +6,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use quipu::am::{self, Arg, Bundle, Endpoint, Kind, Message, Mode, Name, Port, Tag};
+use quipu::am::{self, Arg, Bundle, CallError, Endpoint, Kind, Message, Mode, Name, Port, Tag};
 use quipu::{Device, Error};
 use quipu_launch::Job;
 
+use crate::registered::Registered;
+use crate::runtime::IN_HANDLER;
 use crate::segment::{BASE, Control, SLOT};
 
 /// Bytes of one message.
 const PIECE: usize = 32 * 1024;
+/// Bytes of one write into the peer's memory.
+const LONG_PIECE: usize = 1 << 20;
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 
@@ -28,6 +32,8 @@ pub(crate) enum What {
     CallDouble = 5,
     Flag = 6,
     Show = 7,
+    /// A write whose bytes are in their place already.
+    Written = 8,
 }
 
 /// In place of a function: allocate memory. The library lies elsewhere in each process, so its functions
@@ -60,7 +66,16 @@ pub(crate) struct Books {
 pub(crate) struct Link {
     bundle: Bundle,
     endpoint: Endpoint,
+    registered: Registered,
     pub(crate) books: Arc<Books>,
+}
+
+/// Why a message was not sent. Handlers also run while a message waits until it can be sent.
+fn not_sent(to: u32, error: &am::Error) -> String {
+    match error {
+        am::Error::Call(CallError::InHandler) => IN_HANDLER.into(),
+        error => format!("a message to rank {to} cannot be sent: {error}"),
+    }
 }
 
 /// A 64-bit number in two arguments.
@@ -74,8 +89,8 @@ fn joined(args: &[Arg], at: usize) -> u64 {
 }
 
 impl Link {
-    /// Opens an adapter, and maps all ranks.
-    pub(crate) fn open(job: &Job) -> Result<Self, String> {
+    /// Opens an adapter, and maps all ranks. The symmetric memory has `len` bytes.
+    pub(crate) fn open(job: &Job, len: usize) -> Result<Self, String> {
         let text = |error: am::Error| error.to_string();
         let device = Device::from_env().map_err(|error: Error| error.to_string())?;
         let transport = am::Transport::from_env().map_err(|error: Error| error.to_string())?;
@@ -93,6 +108,7 @@ impl Link {
         let job_tag = all.first().and_then(|bytes| tag(bytes)).map(u64::from_le_bytes);
         let job_tag = Tag(job_tag.ok_or("rank 0 has sent no tag")?);
         endpoint.set_tag(job_tag).map_err(text)?;
+        let registered = Registered::new(&port, &endpoint, len).map_err(text)?;
         let books = Arc::new(Books::default());
         let empty = || [(0, Vec::new()), (0, Vec::new())];
         books.lock_shown().resize_with(all.len(), empty);
@@ -102,7 +118,7 @@ impl Link {
             let name = name.ok_or_else(|| format!("rank {rank} has sent no name"))?;
             endpoint.map(rank, name, job_tag).map_err(text)?;
         }
-        let link = Self { bundle, endpoint, books };
+        let link = Self { bundle, endpoint, registered, books };
         link.set_handlers().map_err(text)?;
         Ok(link)
     }
@@ -142,7 +158,7 @@ impl Link {
             [] => self.endpoint.request(to, REQUEST, args),
             _ => self.endpoint.request_medium(to, REQUEST, args, payload),
         };
-        sent.map_err(|error| format!("a message to rank {to} cannot be sent: {error}"))
+        sent.map_err(|error| not_sent(to, &error))
     }
 
     /// Reads memory of another process into memory of this one. It is there when nothing is under way.
@@ -173,6 +189,53 @@ impl Link {
             self.send(proc, &[what as Arg, a, b], piece)?;
         }
         Ok(())
+    }
+
+    /// Writes to memory of another process from memory that stays as it is until nothing is under way:
+    /// without a copy where that pays.
+    ///
+    /// # Safety
+    ///
+    /// There are `len` bytes at `from`.
+    pub(crate) unsafe fn write_from(
+        &self,
+        (proc, to): (u32, u64),
+        from: *const u8,
+        len: usize,
+    ) -> Result<(), String> {
+        let Some(offset) = self.registered.offset(to, from, len) else {
+            // SAFETY: passed on from the caller.
+            return self
+                .write(What::Write, (proc, to), unsafe { std::slice::from_raw_parts(from, len) });
+        };
+        for at in (0..len).step_by(LONG_PIECE) {
+            let source = self.registered.source(from.wrapping_add(at), LONG_PIECE.min(len - at));
+            let args = [What::Written as Arg];
+            self.books.accesses.fetch_add(1, Ordering::Relaxed);
+            let send =
+                || self.endpoint.try_request_bulk(proc, REQUEST, &args, source, offset + at as u64);
+            self.until_sent(proc, send)?;
+        }
+        Ok(())
+    }
+
+    /// Tries to send until there is room, and runs handlers meanwhile.
+    fn until_sent(
+        &self,
+        to: u32,
+        mut send: impl FnMut() -> Result<(), am::Error>,
+    ) -> Result<(), String> {
+        loop {
+            match send() {
+                Err(am::Error::Call(CallError::WouldBlock)) => {
+                    if self.poll()? == 0 {
+                        // The peer may need this processor.
+                        std::thread::yield_now();
+                    }
+                }
+                sent => return sent.map_err(|error| not_sent(to, &error)),
+            }
+        }
     }
 
     /// Asks the owner to call a function. How many results have come before: the next one is this call's.
@@ -287,7 +350,7 @@ impl Books {
     fn counter(&self, args: &[Arg]) -> Option<&AtomicU64> {
         let is = |known: What| args.first() == Some(&(known as Arg));
         match () {
-            () if is(What::Read) || is(What::Write) => Some(&self.accesses),
+            () if is(What::Read) || is(What::Write) || is(What::Written) => Some(&self.accesses),
             () if is(What::Store) => Some(&self.stores),
             () => None,
         }

@@ -26,6 +26,10 @@ const IDLE: Duration = Duration::from_millis(5);
 const NEAR_NAP: Duration = Duration::from_micros(50);
 const FAR_NAP: Duration = Duration::from_millis(10);
 
+/// Why a function that `atomic` runs ends the job.
+pub(crate) const IN_HANDLER: &str =
+    "a function that atomic runs has accessed memory of another process, which it may not";
+
 /// What the header sees: the structure `quipu_sc_state`.
 #[repr(C)]
 pub struct State {
@@ -118,7 +122,7 @@ pub(crate) fn start() -> Result<*const State, String> {
                 windows[rank] = window;
             }
         }
-        link = Some(Link::open(&job)?);
+        link = Some(Link::open(&job, len)?);
     }
     let has_far = windows[..procs].iter().any(|window| window.is_null());
     let has_near = windows[..procs].iter().filter(|window| !window.is_null()).count() > 1;
@@ -247,9 +251,7 @@ impl Runtime {
     /// The link, for a message to another process.
     pub(crate) fn link_to(&self, proc: usize) -> &Link {
         if self.polling.get() {
-            fail(
-                "a function that atomic runs has accessed memory of another process, which it may not",
-            );
+            fail(IN_HANDLER);
         }
         match &self.link {
             Some(link) if proc < self.procs() => link,

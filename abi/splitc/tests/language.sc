@@ -198,6 +198,53 @@ static void collectives(void)
     require(MYPROC != n - 1 || own == n, "on_proc");
 }
 
+enum { LONGEST = 2500000 };
+static unsigned char bytes[LONGEST];
+
+static int has_bytes(unsigned char *at, int length, int seed)
+{
+    int i;
+
+    for (i = 0; i < length; i++)
+        if (at[i] != (unsigned char)(i * 7 + seed))
+            return 0;
+    return 1;
+}
+
+/* Blocks of all lengths into the symmetric memory: copied into messages, or written where they belong. */
+static void blocks()
+{
+    static int lengths[] = {1, 16383, 16384, 65536, LONGEST};
+    unsigned char *spread room = all_spread_malloc(PROCS, LONGEST + 16), *mine = tolocal(room + MYPROC);
+    int next = (MYPROC + 1) % PROCS, before = (MYPROC + PROCS - 1) % PROCS, k, i;
+
+    for (k = 0; k < 5; k++) {
+        int length = lengths[k];
+        unsigned char *global to = (unsigned char *global)(room + next) + 3;
+
+        memset(mine, 255, LONGEST + 16);
+        for (i = 0; i < length; i++)
+            bytes[i] = i * 7 + MYPROC;
+        barrier();
+        bulk_put(to, bytes, length);
+        sync();
+        barrier();
+        require(has_bytes(mine + 3, length, before) && mine[2] == 255 && mine[length + 3] == 255, "a block is put");
+        barrier();
+        /* From where the previous processor has put it. */
+        bulk_write(to + 1, mine + 3, length > 20000 ? 20000 : 1);
+        barrier();
+        require(mine[4] == (unsigned char)((before + PROCS - 1) % PROCS), "a block is written");
+        barrier();
+        bulk_store(to, bytes, length);
+        memset(bytes, 0, length);
+        all_store_sync();
+        require(has_bytes(mine + 3, length, before), "a block is stored");
+        barrier();
+    }
+    all_spread_free(room);
+}
+
 /* C that has nothing to do with it. */
 static int ordinary(register x, register char *text)
 {
@@ -233,5 +280,6 @@ b") == 1 + 5 + 3 + 1 + 3 + 1, "C");
         collectives();
         barrier();
     }
+    blocks();
     done("language", began);
 }

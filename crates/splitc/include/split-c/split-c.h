@@ -37,6 +37,7 @@ void quipu_sc_read_far(void *to, unsigned long from, unsigned long size);
 void quipu_sc_write_far(unsigned long to, const void *from, unsigned long size);
 void quipu_sc_get_far(void *to, unsigned long from, unsigned long size);
 void quipu_sc_put_far(unsigned long to, const void *from, unsigned long size);
+void quipu_sc_bulk_put_far(unsigned long to, const void *from, unsigned long size);
 void quipu_sc_store_far(unsigned long to, const void *from, unsigned long size);
 long quipu_sc_atomic_call(void (*f)(), unsigned long at, long a, long b, long c, long d);
 double quipu_sc_atomic_call_double(void (*f)(), unsigned long at, long a, long b, long c, long d);
@@ -231,6 +232,18 @@ QUIPU_INLINE void quipu_sc_put(quipu_gp to, const void *from, unsigned long size
     QUIPU_FENCE;
     quipu_sc_tick();
 }
+/* As a put, from memory that the program leaves alone until the next sync. */
+QUIPU_INLINE void quipu_sc_bulk_put(quipu_gp to, const void *from, unsigned long size)
+{
+    char *at = quipu_sc_map(to.quipu_bits);
+    QUIPU_FENCE;
+    if (at)
+        quipu_sc_copy_out(at, from, size);
+    else
+        quipu_sc_bulk_put_far(to.quipu_bits, from, size);
+    QUIPU_FENCE;
+    quipu_sc_tick();
+}
 QUIPU_INLINE void quipu_sc_sync(void)
 {
     if (quipu_sc->under_way)
@@ -290,7 +303,7 @@ QUIPU_INLINE double quipu_sc_atomic_double(void (*f)(), quipu_gp at, long a, lon
 QUIPU_INLINE void bulk_read(void *to, void *global from, int size) { quipu_sc_read(to, from, size); }
 QUIPU_INLINE void bulk_get(void *to, void *global from, int size) { quipu_sc_get(to, from, size); }
 QUIPU_INLINE void bulk_write(void *global to, void *from, int size) { quipu_sc_write(to, from, size); }
-QUIPU_INLINE void bulk_put(void *global to, void *from, int size) { quipu_sc_put(to, from, size); }
+QUIPU_INLINE void bulk_put(void *global to, void *from, int size) { quipu_sc_bulk_put(to, from, size); }
 QUIPU_INLINE void bulk_store(void *global to, void *from, int size) { quipu_sc_store(to, from, size); }
 
 QUIPU_INLINE void *spread all_spread_malloc(int count, int size)
