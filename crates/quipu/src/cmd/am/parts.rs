@@ -125,11 +125,11 @@ fn queue_pair() -> Outcome<[f64; 4]> {
     let clock = median(1, || Ok(()))?;
     let [mut posts, mut first, mut later, mut receives] = [const { Vec::new() }; 4];
     for _ in 0..ROUNDS {
-        let burst = ends.burst(BURST)?;
-        posts.push((burst.post - clock) / BURST as f64);
+        let (burst, one) = (ends.burst(BURST)?, ends.burst(1)?);
+        posts.push(one.post - clock);
         later.push((burst.rest - clock) / (BURST - 1) as f64);
         receives.push((burst.receives - clock) / BURST as f64);
-        first.push(ends.burst(1)?.first - clock);
+        first.push(one.first - clock);
     }
     let [posts, first, later, receives] =
         [posts, first, later, receives].map(|times| quartile(&times, 2).max(0.0));
