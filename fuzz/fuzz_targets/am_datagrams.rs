@@ -264,7 +264,7 @@ fuzz_target!(|data: &[u8]| {
                 // By its name, or by the address of its UDP port.
                 let at = SocketAddr::from(([10, 0, 0, 1], 9000));
                 let peer = if what & 0x10 == 0 { names[1 - n] } else { Name::of_address(at) };
-                drop(nodes[n].core.map(nodes[n].endpoint, 0, peer, TAG));
+                let _ = nodes[n].core.map(nodes[n].endpoint, 0, peer, TAG);
             }
             8..=10 => deliver(&mut nodes, now, &mut network, &mut input),
             _ => {
