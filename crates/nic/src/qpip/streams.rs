@@ -130,6 +130,11 @@ impl Inet {
         self.streams.get(connection.index())?.as_ref()?.conn
     }
 
+    /// The TCP connection whose stream the connection of a queue pair has.
+    pub(crate) fn stream_of(&self, conn: ConnId) -> Option<TcpId> {
+        self.streaming().find(|&connection| self.conn_of(connection) == Some(conn))
+    }
+
     /// The connections of all streams.
     fn streaming(&self) -> impl Iterator<Item = TcpId> {
         let owned = self.owners.iter().flatten();
@@ -285,8 +290,8 @@ impl<P: Probe> Adapter<P> {
         Ok(conn)
     }
 
-    /// Marks the packets of a stream as its queue pair says.
-    fn mark_stream(&mut self, connection: TcpId) {
+    /// Marks the packets of a stream as its queue pair says, if it says anything.
+    pub(crate) fn mark_stream(&mut self, connection: TcpId) {
         let class = self.level_of_connection(connection).map(|(_, class)| class);
         if let Some((class, inet)) = class.zip(self.hub.inet.as_mut()) {
             inet.stack.set_traffic_class(connection, class);

@@ -141,7 +141,11 @@ impl<P: Probe> Adapter<P> {
         let qp = self.qps.get_mut(id).ok_or(Fault::NoSuchObject)?;
         (qp.attr.av.sl, qp.attr.av.traffic_class) = (service_level & 15, traffic_class);
         let conns = self.hub.conns.iter();
-        Ok(conns.filter(|(_, conn)| conn.qp == Some(id)).map(|(conn, _)| conn).next())
+        let conn = conns.filter(|(_, conn)| conn.qp == Some(id)).map(|(conn, _)| conn).next();
+        if let Some(stream) = conn.and_then(|conn| self.hub.inet.as_deref()?.stream_of(conn)) {
+            self.mark_stream(stream);
+        }
+        Ok(conn)
     }
 
     /// The virtual lane of a service level, 15 for one whose packets are discarded; `None` without quality of

@@ -160,6 +160,28 @@ fn messages_of_every_size_arrive_whole() {
     }
 }
 
+/// The traffic classes of the segments of TCP that a host has sent since `from`, without the bits of ECN.
+fn classes(net: &Net, host: usize, from: usize) -> Vec<u8> {
+    let frames = net.sent[host][from..].iter().filter(|frame| frame[0] >> 4 == 6 && frame[6] == 6);
+    let mut classes: Vec<_> = frames.map(|it| (it[0] << 4 | it[1] >> 4) & !3).collect();
+    classes.sort_unstable();
+    classes.dedup();
+    classes
+}
+
+#[test]
+fn packets_carry_the_service_level_of_their_queue_pair() {
+    let mut net = Net::new();
+    net.keep = true;
+    let qps = connected(&mut net);
+    exchange(&mut net, qps, &[5000]);
+    assert_eq!([0, 1].map(|host| classes(&net, host, 0)), [[0], [0]]);
+    let before = net.sent[0].len();
+    net.adapter(0).set_service_level(qps[0], 4, 0).unwrap();
+    exchange(&mut net, qps, &[5000]);
+    assert_eq!((classes(&net, 0, before), classes(&net, 1, 0)), (vec![0x80], vec![0]));
+}
+
 #[test]
 fn loss_delay_and_damage_change_nothing() {
     for seed in 1..6 {
