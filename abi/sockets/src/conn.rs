@@ -105,6 +105,8 @@ pub(crate) struct Conn {
     /// It is in the list of those that the set asks for their consent.
     pub(crate) is_candidate: AtomicBool,
     pub(crate) patience: Mutex<Patience>,
+    /// Messages received from the ring since a receiver last looked.
+    pub(crate) ring_messages: AtomicU64,
     overflow: Mutex<Overflow>,
     /// The ring is not to be opened before this time; 0 if it may.
     closed_until: AtomicU64,
@@ -173,6 +175,7 @@ impl Conn {
             is_fed_by_tcp: AtomicBool::new(false),
             is_candidate: AtomicBool::new(false),
             patience: Mutex::new(Patience::default()),
+            ring_messages: AtomicU64::new(0),
             overflow: Mutex::new(Overflow::default()),
             closed_until: AtomicU64::new(0),
             waits_since: AtomicU64::new(0),
@@ -212,6 +215,7 @@ impl Conn {
         if let Ok(mut overflow) = conn.overflow.lock() {
             *overflow = Overflow::default();
         }
+        conn.ring_messages.store(0, Ordering::Relaxed);
         conn.closed_until.store(0, Ordering::Relaxed);
         conn.rests_until.store(0, Ordering::Relaxed);
         conn.reason.store(Reason::Young as u8, Ordering::Relaxed);

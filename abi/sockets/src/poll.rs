@@ -118,6 +118,7 @@ impl Watched {
         };
         let Some((_, first)) = self.iter().find(|(_, conn)| consents(conn)) else { return false };
         let Ok(mut patience) = first.patience.try_lock() else { return false };
+        patience.came_by_ring(first.ring_messages.swap(0, Ordering::Relaxed));
         let Some(mut spin) = Spin::begin(&mut patience) else { return false };
         for (_, conn) in self.iter().filter(|(_, conn)| consents(conn)) {
             conn.is_watched.store(true, Ordering::Relaxed);

@@ -161,6 +161,7 @@ fn from_ring(conn: &Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Opt
                 }
                 if receiver.take(ticket, pieces.len) {
                     count(&conn.counters.received, pieces.len);
+                    count(&conn.ring_messages, 1);
                     conn.is_fed_by_tcp.store(false, Ordering::Relaxed);
                     if !conn.has_nodelay.load(Ordering::Relaxed) {
                         conn.take_nodelay();
@@ -250,6 +251,7 @@ enum Found {
 /// Consents, and looks for a while.
 fn spin(conn: &Conn, map: &Map) -> Found {
     let Ok(mut patience) = conn.patience.try_lock() else { return Found::Nothing };
+    patience.came_by_ring(conn.ring_messages.swap(0, Ordering::Relaxed));
     let Some(mut spin) = Spin::begin(&mut patience) else { return Found::Nothing };
     let receiver = map.receiver();
     receiver.consent();

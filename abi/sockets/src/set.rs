@@ -413,6 +413,7 @@ impl Set {
             }
             let count = self.collect(&mut inner, events, room);
             if count > 0 {
+                inner.patience.came_by_ring(count as u64);
                 return Some(count as c_int);
             }
         }
@@ -435,12 +436,14 @@ impl Set {
     ) -> Option<c_int> {
         let mut patience = lock(&self.inner).patience;
         let mut spin = Spin::begin(&mut patience)?;
+        let mut more = 0;
         let result = loop {
             let mut inner = lock(&self.inner);
             if Self::has_news(&inner) {
                 let count = self.collect(&mut inner, events, room);
                 if count > 0 {
                     spin.found_in_ring();
+                    more = count as u64 - 1;
                     break Some(count as c_int);
                 }
             }
@@ -458,6 +461,7 @@ impl Set {
                 },
             }
         };
+        patience.came_by_ring(more);
         lock(&self.inner).patience = patience;
         result
     }
