@@ -41,6 +41,27 @@ fn a_sender_that_is_stopped_for_a_while_goes_on() {
 }
 
 #[test]
+fn a_receiver_that_is_killed_about_when_the_connection_is_raised_ends_it_as_tcp_does() {
+    check("receiver-killed");
+}
+
+#[test]
+fn a_receiver_that_is_stopped_about_when_the_connection_is_raised_gets_everything() {
+    check("receiver-stopped");
+}
+
+#[test]
+fn a_process_of_another_user_cannot_take_a_connection_over() {
+    let output = Command::new("id").arg("-u").output().unwrap();
+    let is_root = String::from_utf8_lossy(&output.stdout).trim() == "0";
+    if !is_root {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    check("stranger");
+}
+
+#[test]
 fn a_thousand_children_take_connections_over() {
     check("children");
 }

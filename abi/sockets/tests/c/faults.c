@@ -1,6 +1,7 @@
 /* What must not harm a connection, or only as it harms one of TCP.
  *
- * faults MODE: prints "done" if all went well. Modes: killed, stopped, children, descriptors, low, closed, proxy.
+ * faults MODE: prints "done" if all went well. Modes: killed, stopped, receiver-killed, receiver-stopped,
+ * stranger, children, descriptors, low, closed, proxy.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -16,6 +17,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -160,6 +162,165 @@ static void interrupt(int signal, int turn)
     close(listener);
 }
 
+/* The receiver is killed, or stopped for a while, about when the connection is raised: the sender gets an error
+ * as from TCP, or everything arrives. */
+static void interrupt_receiver(int number, int turn)
+{
+    enum { TOTAL = 2000000 };
+    volatile uint64_t *shared =
+        mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    volatile uint64_t *accepted = shared, *is_known = shared + 1;
+    int listener = listen_somewhere();
+    pid_t receiver = fork();
+    if (receiver == 0) {
+        int fd = accept(listener, NULL, NULL);
+        must(fd >= 0, "accept");
+        answer(fd, number == SIGKILL ? 8 : 12);
+        _exit(drain(fd) != TOTAL);
+    }
+    /* It has no copy of the connection. */
+    pid_t killer = fork();
+    if (killer == 0) {
+        while (!*is_known)
+            usleep(20);
+        usleep(turn * turn * 60);
+        kill(receiver, number);
+        usleep(30000);
+        kill(receiver, SIGCONT);
+        _exit(0);
+    }
+    int fd = connect_there();
+    ask(fd, 0, 8);
+    *is_known = 1;
+    if (number == SIGKILL) {
+        static unsigned char buffer[3000];
+        uint64_t sent = 0;
+        must(signal(SIGPIPE, SIG_IGN) != SIG_ERR, "signal");
+        alarm(60);
+        for (ssize_t some = 0; some >= 0; sent += some) {
+            for (size_t at = 0; at < sizeof buffer; at++)
+                buffer[at] = octet(sent + at);
+            some = send(fd, buffer, sizeof buffer, 0);
+        }
+        must(errno == EPIPE || errno == ECONNRESET, "another error than TCP's");
+        alarm(0);
+    } else {
+        ask(fd, 8, 4);
+        while (*accepted < TOTAL) {
+            unsigned char buffer[1000];
+            for (size_t at = 0; at < sizeof buffer; at++)
+                buffer[at] = octet(*accepted + at);
+            must(send(fd, buffer, sizeof buffer, 0) == sizeof buffer, "send");
+            *accepted += sizeof buffer;
+        }
+    }
+    close(fd);
+    close(listener);
+    int status;
+    must(waitpid(killer, NULL, 0) == killer, "the killer");
+    must(waitpid(receiver, &status, 0) == receiver, "the receiver");
+    must(number == SIGKILL || status == 0, "the stream is not complete");
+    munmap((void *)shared, 4096);
+}
+
+static uint64_t cookie_of(int fd)
+{
+    uint64_t cookie;
+    socklen_t size = sizeof cookie;
+    must(getsockopt(fd, SOL_SOCKET, SO_COOKIE, &cookie, &size) == 0, "SO_COOKIE");
+    return cookie;
+}
+
+static void put(unsigned char *to, uint64_t number, int len)
+{
+    for (int at = 0; at < len; at++)
+        to[at] = number >> 8 * (len - 1 - at);
+}
+
+/* A process of another user takes the name at which the ends of a connection meet, and offers memory to the
+ * one that connects there, as specs/quipu-sockets.md says. Whether one accepted. */
+static int lies_in_wait(int cookies, int ready)
+{
+    enum { RING = 256 * 1024, LEN = 4096 + 2 * RING };
+    uint64_t pair[2];
+    must(setgid(65534) == 0 && setuid(65534) == 0, "setuid");
+    for (int at = 0; at < 2; at++)
+        must(read(cookies, &pair[at], sizeof pair[at]) == sizeof pair[at], "read");
+    if (pair[0] > pair[1]) {
+        uint64_t larger = pair[0];
+        pair[0] = pair[1];
+        pair[1] = larger;
+    }
+    struct sockaddr_un name = { .sun_family = AF_UNIX };
+    int len = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "quipu-sk-%lx-%lx",
+        (long)pair[0], (long)pair[1]);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    must(bind(listener, (struct sockaddr *)&name, sizeof name.sun_family + 1 + len) == 0, "bind");
+    must(listen(listener, 8) == 0, "listen");
+    must(write(ready, "r", 1) == 1, "write");
+    struct pollfd waits = { listener, POLLIN, 0 };
+    int is_preloaded = getenv("LD_PRELOAD") != NULL;
+    /* Without the library nobody comes. */
+    int came = poll(&waits, 1, is_preloaded ? 10000 : 100);
+    must(came == is_preloaded, "an end that asks");
+    if (!came)
+        return 0;
+    int victim = accept(listener, NULL, NULL);
+    must(victim >= 0, "accept");
+    int memory = memfd_create("stranger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    must(ftruncate(memory, LEN) == 0, "ftruncate");
+    must(fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0, "seals");
+    unsigned char offer[40] = "quipu-sk";
+    put(offer + 8, 1, 4);
+    put(offer + 12, RING, 4);
+    put(offer + 16, pair[0], 8);
+    put(offer + 24, pair[1], 8);
+    struct iovec vector = { offer, sizeof offer };
+    char control[CMSG_SPACE(sizeof memory)] = { 0 };
+    struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1,
+        .msg_control = control, .msg_controllen = sizeof control };
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    *header = (struct cmsghdr) { CMSG_LEN(sizeof memory), SOL_SOCKET, SCM_RIGHTS };
+    memcpy(CMSG_DATA(header), &memory, sizeof memory);
+    must(sendmsg(victim, &message, MSG_NOSIGNAL) == sizeof offer, "the offer");
+    struct pollfd answers = { victim, POLLIN, 0 };
+    must(poll(&answers, 1, 10000) == 1, "an end that closes");
+    return read(victim, offer, sizeof offer) > 0;
+}
+
+/* Root's connection, and a process of another user. */
+static void stranger(void)
+{
+    int cookies[2], ready[2];
+    must(pipe(cookies) == 0 && pipe(ready) == 0, "pipe");
+    pid_t other = fork();
+    if (other == 0)
+        _exit(lies_in_wait(cookies[0], ready[1]));
+    int listener = listen_somewhere();
+    pid_t server = fork();
+    if (server == 0) {
+        int fd = accept(listener, NULL, NULL);
+        must(fd >= 0, "accept");
+        uint64_t cookie = cookie_of(fd);
+        must(write(cookies[1], &cookie, sizeof cookie) == sizeof cookie, "write");
+        answer(fd, -1);
+        _exit(0);
+    }
+    int fd = connect_there();
+    uint64_t cookie = cookie_of(fd);
+    must(write(cookies[1], &cookie, sizeof cookie) == sizeof cookie, "write");
+    char octet;
+    must(read(ready[0], &octet, 1) == 1, "read");
+    ask(fd, 0, 5000);
+    usleep(50000);
+    ask(fd, 5000, 5000);
+    close(fd);
+    wait_for(server);
+    int status;
+    must(waitpid(other, &status, 0) == other, "the stranger");
+    must(status == 0, "an end has accepted memory of another user");
+}
+
 /* A thousand children each take over a connection in the middle. */
 static void children(void)
 {
@@ -298,6 +459,11 @@ int main(int argc, char **argv)
     if (killed || strcmp(mode, "stopped") == 0)
         for (int turn = 0; turn < 16; turn++)
             interrupt(killed ? SIGKILL : SIGSTOP, turn);
+    else if (strncmp(mode, "receiver-", 9) == 0)
+        for (int turn = 0; turn < 16; turn++)
+            interrupt_receiver(strcmp(mode, "receiver-killed") ? SIGSTOP : SIGKILL, turn);
+    else if (strcmp(mode, "stranger") == 0)
+        stranger();
     else if (strcmp(mode, "children") == 0)
         children();
     else if (strcmp(mode, "descriptors") == 0)
