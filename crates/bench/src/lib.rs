@@ -36,7 +36,7 @@ mod sys;
 mod targets;
 mod worker;
 
-pub use sys::cycles_per_ns;
+pub use sys::{cycles_per_ns, pin, processors};
 
 use std::path::{Path, PathBuf};
 
@@ -59,18 +59,24 @@ pub struct Options {
     /// Measure Active Messages and Split-C instead, each value next to its target.
     #[arg(long)]
     pub am: bool,
-    /// Write results.json, results.txt, plot.svg and qpip.svg into this folder.
+    /// Measure sockets programs instead, with and without `quipu sockets`: redis, nginx, sockperf and
+    /// haproxy, where they are installed, and this command's own; on one host and on two.
+    #[arg(long)]
+    pub sockets: bool,
+    /// Write results.json, results.txt, plot.svg and qpip.svg into this folder; with --sockets: sockets.json,
+    /// sockets.txt and sockets.svg.
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub out: Option<PathBuf>,
     /// List the contenders of each measurement, and those that are not installed. Measure nothing.
     #[arg(long)]
     list: bool,
     /// Print the results as JSON instead of tables, without progress.
     #[arg(long)]
     pub json: bool,
-    /// Measure only contenders whose names contain this, such as UCX. May be repeated.
+    /// Measure only contenders whose names contain this, such as UCX; with --sockets: only such tests. May be
+    /// repeated.
     #[arg(long, value_name = "NAME")]
-    only: Vec<String>,
+    pub only: Vec<String>,
     /// Be one end of a measurement: for this command's own use.
     #[arg(long, hide = true)]
     worker: bool,
@@ -88,6 +94,7 @@ Examples:
   quipu bench --out bench/results         the whole plan; writes tables, JSON and plots
   quipu bench --only lossy                only goodput over loss and delay
   quipu bench --list                      the contenders of each measurement
+  quipu bench --sockets --quick           sockets programs with and without Quipu
 
 Two processes, pinned to two processors, send to each other through shared memory, and by TCP and
 UDP over the loopback interface. Quipu, and perftest, cmtime, UCX and Open MPI over Quipu, alternate

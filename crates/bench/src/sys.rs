@@ -16,7 +16,7 @@ use std::time::Duration;
 /// # Errors
 ///
 /// What the kernel says.
-pub(crate) fn processors() -> io::Result<Vec<usize>> {
+pub fn processors() -> io::Result<Vec<usize>> {
     // SAFETY: an all-zero `cpu_set_t` is a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes at most `size_of_val(&set)` bytes to `set`.
@@ -35,7 +35,7 @@ pub(crate) fn processors() -> io::Result<Vec<usize>> {
 /// # Errors
 ///
 /// What the kernel says.
-pub(crate) fn pin(cpu: usize) -> io::Result<()> {
+pub fn pin(cpu: usize) -> io::Result<()> {
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(io::ErrorKind::InvalidInput.into());
     }

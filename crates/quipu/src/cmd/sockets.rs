@@ -12,11 +12,13 @@ use quipu_sockets::report::Reason;
 use super::failure::Failure;
 use super::{elf, libraries, run, variables};
 
+mod bench;
 mod measure;
 mod processes;
 mod stack;
 mod unseen;
 
+pub(super) use self::bench::rows as bench;
 pub(super) use self::processes::{Process, processes};
 
 /// What to run, or to show.
@@ -40,6 +42,9 @@ pub(crate) struct Options {
     /// One process of a measurement.
     #[arg(long, hide = true, value_name = "WAY", conflicts_with_all = ["program", "report", "measure"])]
     measure_end: Option<String>,
+    /// One process of `quipu bench --sockets`.
+    #[arg(long, hide = true, value_name = "WAY", conflicts_with_all = ["program", "report", "measure"])]
+    bench_end: Option<String>,
     /// Carry sockets over SDP instead: those of programs that ask for it (address family 27), and those that
     /// a rule in FILE names, in the grammar of libsdp.conf. FILE may also be in LIBSDP_CONFIG_FILE.
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true,
@@ -47,7 +52,7 @@ pub(crate) struct Options {
     sdp: Option<Option<PathBuf>>,
     /// The program and its arguments.
     #[arg(
-        required_unless_present_any = ["report", "measure", "measure_end"],
+        required_unless_present_any = ["report", "measure", "measure_end", "bench_end"],
         trailing_var_arg = true,
         allow_hyphen_values = true,
         value_name = "PROGRAM"
@@ -91,6 +96,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     }
     if let Some(way) = &options.measure_end {
         return measure::end(way);
+    }
+    if let Some(way) = &options.bench_end {
+        let failed = |error| Failure::new("a measurement of sockets failed", error, "");
+        return bench::serve(way).map(|()| ExitCode::SUCCESS).map_err(failed);
     }
     let (name, args) = options.program.split_first().expect("clap requires a program");
     let file = run::find(name)?;

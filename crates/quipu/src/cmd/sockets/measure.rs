@@ -20,6 +20,9 @@ const SIZES: [usize; 6] = [1, 64, 1024, 4096, 16_384, 65_536];
 /// Messages that are sent before the receiver answers.
 const WINDOW: usize = 64;
 
+/// Octets of a message that one end may ask the other for.
+const MAX_SIZE: usize = 16 << 20;
+
 /// A way to carry messages.
 struct Way {
     name: &'static str,
@@ -158,7 +161,8 @@ impl Drop for Peer {
 }
 
 /// One process of a way. `WAY` measures once for each line of its input, and starts the other process, which
-/// is `WAY:ADDRESS`. Prints, for each size, the one-way latency in microseconds and the bandwidth in Mbit/s.
+/// is `WAY:ADDRESS` or `WAY:ADDRESS@PROCESSOR`. Prints, for each size, the one-way latency in microseconds
+/// and the bandwidth in Mbit/s.
 pub(super) fn end(text: &str) -> Result<ExitCode, Failure> {
     let (name, to) = text.split_once(':').map_or((text, None), |(name, to)| (name, Some(to)));
     let way = WAYS.iter().find(|way| way.name == name).ok_or_else(|| failed("no such way"))?;
@@ -167,6 +171,17 @@ pub(super) fn end(text: &str) -> Result<ExitCode, Failure> {
         Some(to) => connect(way, to).map_err(failed)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The processors of the two processes of a way, if there are two: a scheduler that puts both on one for a
+/// while would change the numbers of one way more than those of another. Processes with a second thread may
+/// use any.
+fn processors(way: &Way) -> io::Result<Option<[usize; 2]>> {
+    let has_thread = way.mode.is_some_and(|mode| mode.by_thread);
+    Ok(match *quipu_bench::processors()? {
+        [first, second, ..] if !has_thread => Some([first, second]),
+        _ => None,
+    })
 }
 
 fn prepare(stream: &TcpStream, way: &Way, is_initiator: bool) -> io::Result<()> {
@@ -178,22 +193,27 @@ fn prepare(stream: &TcpStream, way: &Way, is_initiator: bool) -> io::Result<()> 
 }
 
 /// Starts the other process, which connects to this address and says so.
-fn start(way: &Way, address: SocketAddr) -> io::Result<Peer> {
-    let name = format!("{}:{address}", way.name);
+fn start(way: &Way, address: SocketAddr, processor: Option<usize>) -> io::Result<Peer> {
+    let processor = processor.map_or_else(String::new, |number| format!("@{number}"));
+    let name = format!("{}:{address}{processor}", way.name);
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sockets", "--measure-end", &name]).stdin(Stdio::null()).stdout(Stdio::piped());
     command.spawn().map(Peer)
 }
 
 fn listen(way: &Way) -> io::Result<()> {
+    let pins = processors(way)?;
+    // Before threads begin, which get the same processor.
+    pins.map_or(Ok(()), |[own, _]| quipu_bench::pin(own))?;
+    let other = pins.map(|[_, other]| other);
     if let Some(device) = way.stack {
         let mut stack = Stack::new(device)?;
-        let _peer = start(way, stack.listen()?)?;
+        let _peer = start(way, stack.listen()?, other)?;
         stack.accept()?;
         return take_turns(&mut stack);
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let mut peer = start(way, listener.local_addr()?)?;
+    let mut peer = start(way, listener.local_addr()?, other)?;
     let mut ready = String::new();
     let output = peer.0.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     BufReader::new(output).read_line(&mut ready)?;
@@ -203,6 +223,10 @@ fn listen(way: &Way) -> io::Result<()> {
 }
 
 fn connect(way: &Way, to: &str) -> io::Result<()> {
+    let (to, processor) = to.rsplit_once('@').map_or((to, None), |(to, cpu)| (to, Some(cpu)));
+    if let Some(processor) = processor {
+        quipu_bench::pin(processor.parse().map_err(|_| io::ErrorKind::InvalidInput)?)?;
+    }
     let to: SocketAddr = to.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
     if let Some(device) = way.stack {
         let mut stack = Stack::new(device)?;
@@ -259,7 +283,7 @@ fn ask(stream: &mut (impl Read + Write), counts: &mut [[usize; 2]; SIZES.len()])
 
 /// Repeats a turn with growing counts until it takes the time that it is to take. The time of one of the
 /// count, in seconds; and the count for the next time.
-fn calibrated(
+pub(super) fn calibrated(
     count: &mut usize,
     turn: &mut dyn FnMut(usize) -> io::Result<Duration>,
 ) -> io::Result<f64> {
@@ -276,12 +300,18 @@ fn calibrated(
 }
 
 /// Tells the other process what comes: so many turns of so many messages of a size. Sizes of 0 end it.
-fn order(stream: &mut impl Write, size: usize, count: usize, window: usize) -> io::Result<()> {
+pub(super) fn order(
+    stream: &mut impl Write,
+    size: usize,
+    count: usize,
+    window: usize,
+) -> io::Result<()> {
     let numbers = [size, count, window].map(|number| (number as u64).to_be_bytes());
     stream.write_all(&numbers.concat())
 }
 
-fn answer(stream: &mut (impl Read + Write)) -> io::Result<()> {
+/// Does what the other process's orders say, until its end.
+pub(super) fn answer(stream: &mut (impl Read + Write)) -> io::Result<()> {
     let mut buffer = vec![0; SIZES[SIZES.len() - 1]];
     loop {
         let mut numbers = [0; 24];
@@ -293,6 +323,10 @@ fn answer(stream: &mut (impl Read + Write)) -> io::Result<()> {
         if size == 0 {
             return Ok(());
         }
+        if size > MAX_SIZE {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        buffer.resize(buffer.len().max(size), 0);
         for _ in 0..count {
             for _ in 0..window {
                 stream.read_exact(&mut buffer[..size])?;
