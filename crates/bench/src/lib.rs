@@ -36,7 +36,7 @@ mod sys;
 mod targets;
 mod worker;
 
-pub use sys::{cycles_per_ns, pin, processors};
+pub use sys::{cycles_per_ns, processors};
 
 use std::path::{Path, PathBuf};
 

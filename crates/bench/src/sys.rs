@@ -35,7 +35,7 @@ pub fn processors() -> io::Result<Vec<usize>> {
 /// # Errors
 ///
 /// What the kernel says.
-pub fn pin(cpu: usize) -> io::Result<()> {
+pub(crate) fn pin(cpu: usize) -> io::Result<()> {
     if cpu >= libc::CPU_SETSIZE as usize {
         return Err(io::ErrorKind::InvalidInput.into());
     }

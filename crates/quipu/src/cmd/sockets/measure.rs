@@ -161,8 +161,7 @@ impl Drop for Peer {
 }
 
 /// One process of a way. `WAY` measures once for each line of its input, and starts the other process, which
-/// is `WAY:ADDRESS` or `WAY:ADDRESS@PROCESSOR`. Prints, for each size, the one-way latency in microseconds
-/// and the bandwidth in Mbit/s.
+/// is `WAY:ADDRESS`. Prints, for each size, the one-way latency in microseconds and the bandwidth in Mbit/s.
 pub(super) fn end(text: &str) -> Result<ExitCode, Failure> {
     let (name, to) = text.split_once(':').map_or((text, None), |(name, to)| (name, Some(to)));
     let way = WAYS.iter().find(|way| way.name == name).ok_or_else(|| failed("no such way"))?;
@@ -171,17 +170,6 @@ pub(super) fn end(text: &str) -> Result<ExitCode, Failure> {
         Some(to) => connect(way, to).map_err(failed)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The processors of the two processes of a way, if there are two: a scheduler that puts both on one for a
-/// while would change the numbers of one way more than those of another. Processes with a second thread may
-/// use any.
-fn processors(way: &Way) -> io::Result<Option<[usize; 2]>> {
-    let has_thread = way.mode.is_some_and(|mode| mode.by_thread);
-    Ok(match *quipu_bench::processors()? {
-        [first, second, ..] if !has_thread => Some([first, second]),
-        _ => None,
-    })
 }
 
 fn prepare(stream: &TcpStream, way: &Way, is_initiator: bool) -> io::Result<()> {
@@ -193,27 +181,22 @@ fn prepare(stream: &TcpStream, way: &Way, is_initiator: bool) -> io::Result<()> 
 }
 
 /// Starts the other process, which connects to this address and says so.
-fn start(way: &Way, address: SocketAddr, processor: Option<usize>) -> io::Result<Peer> {
-    let processor = processor.map_or_else(String::new, |number| format!("@{number}"));
-    let name = format!("{}:{address}{processor}", way.name);
+fn start(way: &Way, address: SocketAddr) -> io::Result<Peer> {
+    let name = format!("{}:{address}", way.name);
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["sockets", "--measure-end", &name]).stdin(Stdio::null()).stdout(Stdio::piped());
     command.spawn().map(Peer)
 }
 
 fn listen(way: &Way) -> io::Result<()> {
-    let pins = processors(way)?;
-    // Before threads begin, which get the same processor.
-    pins.map_or(Ok(()), |[own, _]| quipu_bench::pin(own))?;
-    let other = pins.map(|[_, other]| other);
     if let Some(device) = way.stack {
         let mut stack = Stack::new(device)?;
-        let _peer = start(way, stack.listen()?, other)?;
+        let _peer = start(way, stack.listen()?)?;
         stack.accept()?;
         return take_turns(&mut stack);
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let mut peer = start(way, listener.local_addr()?, other)?;
+    let mut peer = start(way, listener.local_addr()?)?;
     let mut ready = String::new();
     let output = peer.0.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     BufReader::new(output).read_line(&mut ready)?;
@@ -223,10 +206,6 @@ fn listen(way: &Way) -> io::Result<()> {
 }
 
 fn connect(way: &Way, to: &str) -> io::Result<()> {
-    let (to, processor) = to.rsplit_once('@').map_or((to, None), |(to, cpu)| (to, Some(cpu)));
-    if let Some(processor) = processor {
-        quipu_bench::pin(processor.parse().map_err(|_| io::ErrorKind::InvalidInput)?)?;
-    }
     let to: SocketAddr = to.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
     if let Some(device) = way.stack {
         let mut stack = Stack::new(device)?;
