@@ -102,6 +102,7 @@ impl Node {
             max_medium: 600,
             send_buffers: 4,
             give_up_ns: 5000 * MS,
+            lane_after: 16,
         };
         let limits = Limits {
             datagram: DATAGRAM,

@@ -64,6 +64,8 @@ pub(crate) struct Acceptor {
     pub(crate) in_service: u16,
     /// Signals among those.
     pub(crate) taken_signals: u16,
+    /// Those of them that came in a lane, at most.
+    pub(crate) lane_signals: u16,
     /// Signals that the program has not taken.
     pub(crate) signals: u32,
     /// Send buffers that answers have and the peer has not taken.
@@ -84,6 +86,44 @@ pub(crate) enum Role {
     Acceptor(Acceptor),
 }
 
+/// Attempts to make a lane.
+const MOST_FAILURES: u8 = 8;
+
+/// What an end knows of the lanes of a connection, which carry short messages past the queue pair.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lanes {
+    /// This end may push.
+    pub(crate) is_out: bool,
+    /// The peer may push.
+    pub(crate) is_in: bool,
+    /// They were asked for, or are not any more. Nobody asks twice.
+    pub(crate) is_asked: bool,
+    /// How often none could be made.
+    failures: u8,
+    /// Short messages since then, up to those after which a lane is asked for.
+    shorts: u16,
+    /// Messages that were sent and received over the queue pair. A message in a lane says how many were sent
+    /// before it, and waits for them.
+    pub(crate) sent: u32,
+    pub(crate) received: u32,
+}
+
+impl Lanes {
+    /// Counts a short message over the queue pair; whether it is time to ask for lanes: after so many, and
+    /// after twice as many with each time that none could be made.
+    #[inline]
+    pub(crate) fn count_short(&mut self, after: u16) -> bool {
+        self.shorts = self.shorts.saturating_add(1);
+        !self.is_asked && self.shorts >= after.saturating_mul(1 << self.failures)
+    }
+
+    /// No lane can be made now: the connection may be too young to know that its peer is on this host.
+    pub(crate) fn put_off(&mut self) {
+        (self.shorts, self.failures) = (0, self.failures + 1);
+        self.is_asked = self.failures >= MOST_FAILURES;
+    }
+}
+
 /// A connection.
 #[derive(Debug)]
 pub struct Conn {
@@ -94,6 +134,7 @@ pub struct Conn {
     pub(crate) role: Role,
     /// Sends since the last one that asked for a completion.
     pub(crate) unsignaled: u16,
+    pub(crate) lanes: Lanes,
 }
 
 impl Conn {
@@ -111,5 +152,31 @@ impl Conn {
             Role::Acceptor(acceptor) => Some(acceptor),
             Role::Initiator(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A connection that is just up does not know yet that its peer is on this host. It stayed without lanes.
+    #[test]
+    fn lanes_that_cannot_be_made_are_asked_for_again_later_and_not_for_ever() {
+        let mut lanes = Lanes::default();
+        let mut asked_after = Vec::new();
+        let mut count = 0_u32;
+        for _ in 0..10_000 {
+            count += 1;
+            if lanes.count_short(16) {
+                asked_after.push(std::mem::take(&mut count));
+                lanes.put_off();
+            }
+        }
+        assert_eq!(asked_after, [16, 32, 64, 128, 256, 512, 1024, 2048]);
+        let mut lanes = Lanes::default();
+        lanes.put_off();
+        assert_eq!((0..40).find(|_| lanes.count_short(16)), Some(31));
+        lanes.is_asked = true;
+        assert!(!lanes.count_short(16), "it was answered");
     }
 }

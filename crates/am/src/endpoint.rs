@@ -27,8 +27,9 @@ pub(crate) struct Arrived {
 
 #[derive(Clone, Debug)]
 pub(crate) enum What {
-    /// From a connection that this end has accepted. The tag is that of the message.
-    Request { conn: ConnId, tag: Tag },
+    /// From a connection that this end has accepted. The tag is that of the message. The answer may take the
+    /// lane if the request did.
+    Request { conn: ConnId, tag: Tag, by_lane: bool },
     /// From one that this end has made.
     Reply { conn: ConnId },
     /// A request of the endpoint to itself.

@@ -43,7 +43,7 @@ impl Hello {
     /// Bytes of [`to_bytes`](Self::to_bytes): all that an InfiniBand REQ has room for.
     pub const WIRE_LEN: usize = 56;
     const MAGIC: u16 = 0x4d41;
-    const VERSION: u16 = 2;
+    const VERSION: u16 = 3;
 
     /// Magic number, version, own name, wanted endpoint and incarnation, tag; little-endian.
     #[must_use]
@@ -174,6 +174,35 @@ pub enum Event {
     },
 }
 
+/// Words of a [`Line`].
+pub const LINE_WORDS: usize = 8;
+/// A message in a lane. The upper byte of the first word is the fabric's.
+pub type Line = [u64; LINE_WORDS];
+/// Messages that a lane has room for. The engine has no more in it.
+pub const LANE_SLOTS: u16 = 64;
+
+/// Where a lane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneAddress {
+    /// Address of the first byte, as its owner counts.
+    pub addr: u64,
+    /// The key that the owner has given.
+    pub key: u32,
+    /// Tells it from other lanes in the same memory.
+    pub serial: u64,
+}
+
+/// What became of a message that was put into a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pushed {
+    /// The peer will find it.
+    Done,
+    /// The peer sleeps: a message over the queue pair must wake it.
+    Asleep,
+    /// There is no such lane any more.
+    Closed,
+}
+
 /// Queue pairs, as the engine sees them. All queue pairs share the receive slots. Posts of one
 /// connection are executed in order; what happens comes back as [`Event`]s.
 ///
@@ -212,6 +241,41 @@ pub trait Fabric {
     /// whose peer does not answer fails. Where nothing can be asked, nothing happens.
     fn probe(&mut self, _conn: ConnId, _notify: u64) -> bool {
         true
+    }
+    /// Makes a lane on which the peer of a connection may send, if it could reach it. A lane carries short
+    /// messages past the queue pair, through memory of this process that the peer has mapped.
+    fn offer_lane(&mut self, _conn: ConnId) -> Option<LaneAddress> {
+        None
+    }
+    /// Opens a lane that the peer of a connection has made; whether messages may be pushed from now on.
+    fn open_lane(&mut self, _conn: ConnId, _to: LaneAddress) -> bool {
+        false
+    }
+    /// Takes the lane back that was offered to the peer of a connection: it will not use it.
+    fn withdraw_lane(&mut self, _conn: ConnId) {}
+    /// Pushes a message into the lane to the peer of a connection.
+    fn push_line(&mut self, _conn: ConnId, _line: &Line) -> Pushed {
+        Pushed::Closed
+    }
+    /// A message of any lane, if one of those that are looked at now has one. It stays.
+    fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
+        None
+    }
+    /// Looks at other lanes the next time: what was found cannot be taken yet.
+    fn rotate_lanes(&mut self) {}
+    /// The next message of the lane from the peer of a connection. It stays.
+    fn peek_line(&mut self, _conn: ConnId) -> Option<Line> {
+        None
+    }
+    /// Takes the message that was found.
+    fn pop_line(&mut self, _conn: ConnId) {}
+    /// Says to the peers of all lanes that this end is about to sleep; the connections of the lanes.
+    fn arm_lanes(&mut self) -> Vec<ConnId> {
+        Vec::new()
+    }
+    /// The peer of a connection wakes this end; whether it may, as this end has slept since the last time.
+    fn take_wake(&mut self, _conn: ConnId) -> bool {
+        false
     }
     /// Most bytes of [`send`](Self::send).
     fn inline_limit(&self) -> usize;

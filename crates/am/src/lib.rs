@@ -9,6 +9,7 @@
 //! | `core` | the engine: requests, deliveries, replies, connections, credits |
 //! | [`fabric`] | what it needs of queue pairs |
 //! | [`datagram`] | reliable connections over datagrams, as such queue pairs |
+//! | [`memory_lanes`] | lanes of simulated processes |
 //! | [`message`] | messages as bytes |
 //! | `conn`, `endpoint`, `records` | state: of connections, of endpoints, of requests under way |
 //! | [`name`] | names of endpoints |
@@ -51,6 +52,7 @@ mod core;
 pub mod datagram;
 mod endpoint;
 pub mod fabric;
+pub mod memory_lanes;
 pub mod message;
 pub mod name;
 pub mod pair;
@@ -60,10 +62,13 @@ pub mod types;
 
 pub use crate::conn::{Conn, ConnId};
 pub use crate::core::{
-    Body, Core, Delivery, DeliveryKind, Outgoing, Payload, Replied, ReplyTicket, Sent, Ticket,
+    Body, Core, Delivery, DeliveryKind, FromLane, Outgoing, Payload, Replied, ReplyTicket, Sent,
+    Ticket,
 };
 pub use crate::endpoint::{Bundle, BundleId, Counters, Endpoint, EndpointId};
-pub use crate::fabric::{Event, Fabric, Hello, Local, Refusal, Remote, Welcome};
+pub use crate::fabric::{
+    Event, Fabric, Hello, LaneAddress, Line, Local, Pushed, Refusal, Remote, Welcome,
+};
 pub use crate::name::Name;
 pub use crate::types::{
     Arg, CallError, Category, Config, MAX_ARGS, MAX_HANDLERS, MAX_TRANSLATIONS, Mode, Operation,

@@ -25,6 +25,10 @@ pub enum Kind {
     Revoked = 4,
     /// The sender has come somewhere. It is not answered by itself.
     Signal = 5,
+    /// Says where the lane is that the acceptor may send on, and asks for one the other way.
+    Lane = 6,
+    /// There is a message in a lane, whose receiver was asleep.
+    Wake = 7,
     /// Runs a handler at the requester.
     Reply = 8,
     /// The handler did not reply.
@@ -39,6 +43,8 @@ pub enum Kind {
     SegmentChanged = 13,
     /// So many signals were taken: gives their credits back.
     SignalsTaken = 14,
+    /// Answers [`Lane`](Self::Lane): where the lane is that the initiator may send on, if there is one.
+    LaneInfo = 15,
 }
 
 impl Kind {
@@ -50,6 +56,8 @@ impl Kind {
             3 => Self::ReplyRefused,
             4 => Self::Revoked,
             5 => Self::Signal,
+            6 => Self::Lane,
+            7 => Self::Wake,
             8 => Self::Reply,
             9 => Self::Ack,
             10 => Self::Return,
@@ -57,6 +65,7 @@ impl Kind {
             12 => Self::Revoke,
             13 => Self::SegmentChanged,
             14 => Self::SignalsTaken,
+            15 => Self::LaneInfo,
             _ => return None,
         })
     }
@@ -210,7 +219,7 @@ mod tests {
     use super::*;
 
     fn any_message() -> impl Strategy<Value = (Message, [Arg; MAX_ARGS])> {
-        let kinds = prop::sample::select(vec![1u8, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14]);
+        let kinds = prop::sample::select((1u8..=15).collect::<Vec<_>>());
         let head =
             (kinds, 0u8..3, any::<bool>(), 0u8..=16, any::<u16>(), any::<u16>(), any::<i8>());
         let rest = (0u8..=10, any::<Option<u64>>(), any::<u64>(), any::<u64>(), any::<[i32; 16]>());

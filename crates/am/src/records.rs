@@ -11,6 +11,8 @@ pub(crate) enum Purpose {
     Program(Operation),
     /// The exchange of segments.
     Segment,
+    /// The exchange of lanes.
+    Lane,
     /// A reply that was refused.
     Refusal,
 }

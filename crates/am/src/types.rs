@@ -196,6 +196,8 @@ pub struct Config {
     pub send_buffers: u32,
     /// For so long a peer that cannot be reached is tried, in nanoseconds.
     pub give_up_ns: u64,
+    /// Short messages of a connection between processes of one host before it gets lanes, which need memory.
+    pub lane_after: u16,
 }
 
 impl Default for Config {
@@ -209,6 +211,7 @@ impl Default for Config {
             max_medium: 65_536,
             send_buffers: 64,
             give_up_ns: 10_000_000_000,
+            lane_after: 16,
         }
     }
 }

@@ -90,6 +90,12 @@ pub trait PeerMemory: Send + Sync {
         false
     }
 
+    /// `len` bytes at the peer's `addr` as they are mapped here; `None` unless all are, in one piece.
+    fn view(&self, addr: u64, len: u64) -> Option<Segment> {
+        let _ = (addr, len);
+        None
+    }
+
     /// Executes an atomic operation on the 8 bytes at the peer's `addr`, a multiple of 8, and returns what
     /// was there. `None` where only the peer's own processor can, mostly: what is not mapped here.
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {

@@ -9,9 +9,10 @@ use crate::qp::{Ending, Path, Qp, Requester, Responder};
 use crate::qp_state;
 use crate::receive;
 use crate::requester;
-use crate::transmit::lanes;
+use crate::transmit::{direct, lanes};
 use crate::types::{ConnId, QpAttr, QpAttrMask, QpCap, QpId, QpInit, QpNum, QpState, QpType, Time};
 use crate::unordered;
+use quipu_mem::{Key, Segment};
 
 /// A queue pair as `query_qp` shows it.
 #[derive(Clone, Copy, Debug)]
@@ -185,6 +186,22 @@ impl<P: Probe> Adapter<P> {
     #[must_use]
     pub fn service_of(&self, id: QpId) -> Option<QpType> {
         self.qps.get(id).map(|qp| qp.qp_type)
+    }
+
+    /// `len` bytes of the memory of a queue pair's peer, as they are mapped here. There are some where the
+    /// peer is another process of this host, shows this memory to be mapped, and now grants writes under
+    /// `key`. What is stored there is no request: it has the processor's order, completes
+    /// nothing, and is counted nowhere. The memory stays mapped when the peer deregisters it. So this is for
+    /// memory that the peer keeps for that purpose.
+    #[must_use]
+    pub fn view_peer(&self, id: QpId, addr: u64, len: u32, key: Key) -> Option<Segment> {
+        direct::view(self.qps.get(id)?, &self.hub, (addr, len), key)
+    }
+
+    /// Whether [`view_peer`](Self::view_peer) may show some memory of a queue pair's peer.
+    #[must_use]
+    pub fn is_peer_mapped(&self, id: QpId) -> bool {
+        self.qps.get(id).is_some_and(|qp| direct::is_peer_mapped(qp, &self.hub))
     }
 
     /// The queue pair of that number.

@@ -204,6 +204,11 @@ impl MemoryRegion {
         Ok(RemoteMemory { addr, len: len as u64, rkey: self.region.key })
     }
 
+    /// A part of the memory itself.
+    pub(crate) fn part(&self, offset: usize, len: usize) -> Option<Segment> {
+        self.segment.slice(offset, len).ok()
+    }
+
     /// The address of `offset` in work requests, if `len` bytes are there.
     fn check(&self, offset: usize, len: usize) -> Result<u64, Error> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());

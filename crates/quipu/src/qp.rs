@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 
 use quipu_host::connection::QpParams;
+use quipu_host::nic::mem::Segment;
 use quipu_host::nic::{
     Access, AddressVector, Gid, QpAttr, QpAttrMask as Mask, QpCap, QpId, QpInfo, QpInit, QpNum,
     QpState, QpType, Sge,
@@ -13,6 +14,7 @@ use crate::cq::CompletionQueue;
 use crate::device::{EngineHandle, ProtectionDomain};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::memory::RemoteMemory;
 use crate::post;
 use crate::request::Request;
 use crate::srq::SharedReceiveQueue;
@@ -363,6 +365,18 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send), with the number of requests that were taken before.
     pub fn post_sends(&self, requests: &[Request<'_>]) -> Result<(), (usize, Error)> {
         post::sends(self.engine(), self.id, requests)
+    }
+
+    /// Memory of the peer as it is mapped here: see
+    /// [`Adapter::view_peer`](quipu_host::nic::Adapter::view_peer).
+    pub(crate) fn view_peer(&self, memory: &RemoteMemory) -> Option<Segment> {
+        let len = u32::try_from(memory.len).ok()?;
+        self.engine().view_peer(self.id, memory.addr, len, memory.rkey)
+    }
+
+    /// Whether memory of the peer may be mapped here.
+    pub(crate) fn is_peer_mapped(&self) -> bool {
+        self.engine().is_peer_mapped(self.id)
     }
 
     /// Its state and all attributes.

@@ -2,7 +2,7 @@
 
 use super::receive::notify;
 use super::{Core, UNKNOWN};
-use crate::conn::{Acceptor, Conn, ConnId, Initiator, Role};
+use crate::conn::{Acceptor, Conn, ConnId, Initiator, Lanes, Role};
 use crate::endpoint::{EndpointId, Link, Translation};
 use crate::fabric::{Fabric, Hello, Welcome};
 use crate::name::Name;
@@ -54,6 +54,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 is_probed: false,
             }),
             unsignaled: 0,
+            lanes: Lanes::default(),
         });
         self.link(id, index, Link::Conn(conn));
         let hello = self.hello(id, &peer, tag);
@@ -115,6 +116,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 granted,
                 in_service: 0,
                 taken_signals: 0,
+                lane_signals: 0,
                 signals: 0,
                 buffers: 0,
                 has_control: false,
@@ -123,6 +125,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 segment: None,
             }),
             unsignaled: 0,
+            lanes: Lanes::default(),
         });
         let welcome = Welcome { window: granted, max_medium: self.config.max_medium };
         if !self.fabric.accept(incoming, conn, &welcome) {

@@ -130,7 +130,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline(always)]
     fn deliver(&mut self, id: BundleId, arrived: Arrived) -> Option<Box<Delivery<H>>> {
         let is_taken = match arrived.what {
-            What::Request { conn, tag } => self.takes_request(&arrived, conn, tag),
+            What::Request { conn, tag, .. } => self.takes_request(&arrived, conn, tag),
             What::Reply { conn } => self.takes_reply(&arrived, conn),
             _ => true,
         };
@@ -168,7 +168,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if let Some(status) = self.acceptance(arrived.endpoint, tag, message) {
             let mut answer = Message::new(Kind::Return, message.id);
             answer.status = Some(status);
-            self.answer(conn, answer, message.starved, &[]);
+            self.answer(conn, answer, (message.starved, false), &[]);
             return false;
         }
         self.buffers.promise();
@@ -313,8 +313,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.buffers.redeem();
         self.counters[endpoint.index() as usize].replies_sent += 1;
         match delivery.what {
-            What::Request { conn, .. } => {
-                Ok(self.reply_over(conn, out, message, delivery.message.starved))
+            What::Request { conn, by_lane, .. } => {
+                let how = (delivery.message.starved, by_lane);
+                Ok(self.reply_over(conn, out, message, how))
             }
             _ => Ok(self.reply_to_own(endpoint, out, &message)),
         }
@@ -326,7 +327,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         conn: ConnId,
         out: &Outgoing<'_>,
         mut message: Message,
-        starved: bool,
+        (starved, by_lane): (bool, bool),
     ) -> Replied<H> {
         if self.conns.get(conn).is_none() {
             // The requester is gone, and hears of that itself.
@@ -334,7 +335,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         }
         match out.body {
             Body::Short => {
-                self.answer(conn, message, starved, out.args);
+                self.answer(conn, message, (starved, by_lane), out.args);
                 Replied::Done
             }
             Body::Medium(bytes) => {
@@ -372,7 +373,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         starved: bool,
     ) -> Replied<H> {
         if from.len == 0 {
-            self.answer(conn, message, starved, args);
+            self.answer(conn, message, (starved, false), args);
             return Replied::Done;
         }
         self.next_ticket = self.next_ticket.wrapping_add(1);
@@ -398,7 +399,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             let returned = Returned { status, operation, to: known.peer };
             self.come_back(known.endpoint, returned, message, out.all_args());
         }
-        self.answer(conn, Message::new(Kind::Ack, message.id), starved, &[]);
+        self.answer(conn, Message::new(Kind::Ack, message.id), (starved, false), &[]);
     }
 
     fn reply_to_own(
@@ -426,16 +427,21 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.reply_writes.iter().any(|(write, _)| *write == ticket.0)
     }
 
-    /// Sends an answer that has no payload.
+    /// Sends an answer without a payload: whether the requester has waited for a credit, and whether the
+    /// request has come in a lane.
     #[inline]
     pub(super) fn answer(
         &mut self,
         conn: ConnId,
         mut message: Message,
-        starved: bool,
+        (starved, by_lane): (bool, bool),
         args: &[Arg],
     ) {
         message.credits = self.credit_for_answer(conn, starved);
+        let is_short = message.category == Category::Short && message.status.is_none();
+        if by_lane && is_short && self.push(conn, message.fixed(args.len()), args) {
+            return;
+        }
         self.send_head(conn, &message, args);
     }
 
@@ -446,7 +452,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             self.buffers.redeem();
             if let What::Request { conn, .. } = delivery.what {
                 let message = Message::new(Kind::Ack, delivery.message.id);
-                self.answer(conn, message, delivery.message.starved, &[]);
+                let how = (delivery.message.starved, delivery.what.is_by_lane());
+                self.answer(conn, message, how, &[]);
             }
         }
         if matches!(delivery.what, What::Returned(_)) {

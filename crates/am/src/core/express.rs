@@ -4,7 +4,6 @@
 
 use std::hint::black_box;
 
-use super::receive::SMALL;
 use super::request::CHECKPOINT_EVERY;
 use super::{Body, Core, Delivery, Outgoing};
 use crate::conn::{Conn, ConnId, Role};
@@ -31,10 +30,9 @@ struct Short {
 }
 
 impl Short {
-    /// Reads the first 8 bytes of a message of `len` bytes; none if it is another message, or longer than
-    /// [`SMALL`].
+    /// Reads the first 8 bytes of a message; none if it is another one.
     #[inline(always)]
-    fn parse(fixed: u64, len: usize) -> Option<Self> {
+    fn parse(fixed: u64) -> Option<Self> {
         const REQUEST: u8 = Kind::Request as u8;
         const REPLY: u8 = Kind::Reply as u8;
         let kind = match fixed as u8 {
@@ -43,9 +41,8 @@ impl Short {
             _ => return None,
         };
         let nargs = (fixed >> 8) as u8;
-        let is_whole = len == FIXED + 4 * usize::from(nargs) && len <= SMALL;
         let (handler, status) = ((fixed >> 16) as u16, (fixed >> 56) as u8);
-        if !is_whole || status != 0 || handler == 0 {
+        if status != 0 || handler == 0 {
             return None;
         }
         Some(Self { kind, nargs, handler, id: (fixed >> 32) as u16, credits: (fixed >> 48) as i8 })
@@ -78,7 +75,8 @@ pub fn code_short(args: &[Arg]) -> u32 {
         let message = Message { nargs: args.len() as u8, handler: 1, ..Message::new(kind, 3) };
         let (bytes, len) = encode(message.fixed(args.len()), args);
         let fixed = bytes.first_chunk().map_or(0, |fixed| u64::from_le_bytes(*fixed));
-        let short = Short::parse(black_box(fixed), black_box(len));
+        black_box(len);
+        let short = Short::parse(black_box(fixed));
         sum += short.map_or(0, |short| u32::from(black_box(short.to_message()).nargs));
         black_box(bytes);
     }
@@ -89,6 +87,7 @@ impl Conn {
     /// Counts a send; what it has to ask for, if anything.
     #[inline(always)]
     fn count_send(&mut self) -> Option<u64> {
+        self.lanes.sent = self.lanes.sent.wrapping_add(1);
         self.unsignaled += 1;
         if self.unsignaled < CHECKPOINT_EVERY {
             return None;
@@ -99,18 +98,20 @@ impl Conn {
 }
 
 impl<F: Fabric, H: Clone> Core<F, H> {
-    /// Delivers a message whose handler may run at once, in a bundle in which no other waits. `head` has the
-    /// first bytes of the message.
+    /// Delivers a message whose handler may run at once, in a bundle in which no other waits. `args` are the
+    /// bytes after the first 8; there may be more than the message has.
     #[inline(always)]
     pub(super) fn deliver_short(
         &mut self,
         polled: BundleId,
         conn: ConnId,
-        head: &[u8; SMALL],
-        (slot, len): (u32, usize),
+        (fixed, by_lane): (u64, bool),
+        args: &[u8],
     ) -> Option<Box<Delivery<H>>> {
-        let fixed = u64::from_le_bytes(*head.first_chunk()?);
-        let short = Short::parse(fixed, len)?;
+        let short = Short::parse(fixed)?;
+        if 4 * usize::from(short.nargs) > args.len() {
+            return None;
+        }
         let known = self.conns.get_mut(conn)?;
         let id = known.endpoint;
         let endpoint = self.endpoints.get_mut(id)?;
@@ -132,7 +133,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 acceptor.in_service += 1;
                 self.buffers.promise();
                 counters.requests_received += 1;
-                What::Request { conn, tag: acceptor.tag }
+                What::Request { conn, tag: acceptor.tag, by_lane }
             }
             (Role::Initiator(initiator), Kind::Reply) if initiator.index.is_some() => {
                 if !self.records.end_request(short.id, conn) {
@@ -151,8 +152,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let handler = place.take();
         let mut delivery = self.spare.pop().unwrap_or_else(|| Box::new(Delivery::empty(id)));
         delivery.begin(handler, id, what, short.to_message());
-        delivery.put_args(&head[FIXED..]);
-        self.repost(slot);
+        delivery.put_args(args);
         Some(delivery)
     }
 
@@ -163,6 +163,15 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if is_frequent && self.spare.len() < SPARE {
             self.spare.push(delivery);
         }
+    }
+
+    /// Sends a short message over the queue pair of a connection; whether it is sent.
+    #[inline(always)]
+    fn send_encoded(&mut self, id: ConnId, fixed: u64, args: &[Arg]) -> bool {
+        let Some(conn) = self.conns.get_mut(id) else { return true };
+        let asks = conn.count_send();
+        let (bytes, len) = encode(fixed, args);
+        self.fabric.send(id, &bytes[..len], asks)
     }
 
     /// Sends a short request to a peer that is connected; whether it is sent.
@@ -181,14 +190,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         if !is_ready || !is_plain || initiator.told_tag != target.tag {
             return false;
         }
+        if !known.lanes.is_out && known.lanes.count_short(self.config.lane_after) {
+            // That uses a credit, which may be the last.
+            self.ask_for_lanes(conn);
+            return false;
+        }
         let Some(number) = self.records.next() else { return false };
         initiator.in_flight += 1;
-        let asks = known.count_send();
+        let in_flight = initiator.in_flight;
         let nargs = out.args.len() as u8;
         let message =
             Message { nargs, handler: out.handler, ..Message::new(Kind::Request, number) };
-        let (bytes, len) = encode(message.fixed(out.args.len()), out.args);
-        let is_sent = self.fabric.send(conn, &bytes[..len], asks);
+        let fixed = message.fixed(out.args.len());
+        let in_lane = known.has_room_in_lane(in_flight) && self.push(conn, fixed, out.args);
+        let is_sent = in_lane || self.send_encoded(conn, fixed, out.args);
         self.records.begin_request(conn, &message, out.args);
         if let Some(counters) = self.counters.get_mut(id.index() as usize) {
             counters.requests_sent += 1;
@@ -202,7 +217,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Sends a short reply to a request, where it changes no credits; whether it is sent.
     #[inline(always)]
     pub(super) fn reply_short(&mut self, delivery: &mut Delivery<H>, out: &Outgoing<'_>) -> bool {
-        let What::Request { conn, .. } = delivery.what else { return false };
+        let What::Request { conn, by_lane, .. } = delivery.what else { return false };
         let is_short = matches!(out.body, Body::Short) && out.args.len() <= MAX_ARGS;
         if !is_short || delivery.message.starved || self.pool.is_short {
             return false;
@@ -211,12 +226,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let Role::Acceptor(acceptor) = &mut known.role else { return false };
         acceptor.in_service = acceptor.in_service.saturating_sub(1);
         acceptor.recent = acceptor.recent.saturating_add(1);
-        let asks = known.count_send();
         let reply =
             Message { handler: out.handler, ..Message::new(Kind::Reply, delivery.message.id) };
         debug_assert_eq!(reply.category, Category::Short);
-        let (bytes, len) = encode(reply.fixed(out.args.len()), out.args);
-        let is_sent = self.fabric.send(conn, &bytes[..len], asks);
+        let fixed = reply.fixed(out.args.len());
+        let in_lane = by_lane && self.push(conn, fixed, out.args);
+        let is_sent = in_lane || self.send_encoded(conn, fixed, out.args);
         delivery.has_replied = true;
         self.buffers.redeem();
         if let Some(counters) = self.counters.get_mut(delivery.endpoint.index() as usize) {
@@ -256,9 +271,7 @@ mod tests {
                 let (short, short_len) = encode(message.fixed(nargs), args);
                 assert_eq!((&bytes[..len], len), (&short[..short_len], short_len));
                 let fixed = u64::from_le_bytes(*bytes.first_chunk().unwrap());
-                let parsed = Short::parse(fixed, len).map(Short::to_message);
-                assert_eq!(parsed, (len <= SMALL).then_some(message));
-                assert!(Short::parse(fixed, len + 1).is_none(), "another length");
+                assert_eq!(Short::parse(fixed).map(Short::to_message), Some(message));
             }
         }
     }
@@ -268,7 +281,8 @@ mod tests {
         let usual = Message { handler: 1, ..Message::new(Kind::Request, 7) };
         let parse = |message: &Message| {
             let (bytes, len) = encoded(message, &[]);
-            Short::parse(u64::from_le_bytes(*bytes.first_chunk().unwrap()), len)
+            assert!(len >= FIXED);
+            Short::parse(u64::from_le_bytes(*bytes.first_chunk().unwrap()))
         };
         assert!(parse(&usual).is_some());
         for unusual in [

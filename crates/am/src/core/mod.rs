@@ -5,6 +5,7 @@ mod credits;
 mod deliver;
 mod delivery;
 mod express;
+mod lanes;
 mod receive;
 mod request;
 mod signals;
@@ -15,6 +16,7 @@ use std::net::SocketAddr;
 pub use deliver::{Replied, ReplyTicket};
 pub use delivery::{Delivery, DeliveryKind, Payload};
 pub use express::code_short;
+pub use lanes::FromLane;
 pub use request::{Body, Outgoing, Sent, Ticket};
 
 use crate::conn::{Conn, ConnId, PeerSegment, Role};

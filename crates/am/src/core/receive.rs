@@ -4,7 +4,7 @@ use super::{Core, Delivery, signals};
 use crate::conn::{Acceptor, Conn, ConnId, Initiator, PeerSegment, Role};
 use crate::endpoint::{Arrived, BundleId, EndpointId, Returned, What};
 use crate::fabric::{Event, Fabric, Refusal, Remote};
-use crate::message::{Kind, MAX_HEAD, Message};
+use crate::message::{FIXED, Kind, MAX_HEAD, Message};
 use crate::records::{Purpose, Record};
 use crate::types::{Arg, Category, MAX_ARGS, Operation, Status, Tag};
 
@@ -65,7 +65,11 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         match event {
             Event::Received { .. } | Event::Done { .. } => {}
             Event::Unused { slot } => self.repost(slot),
-            Event::Failed { conn } => self.give_up(conn, Status::Unreachable),
+            Event::Failed { conn } => {
+                // A process may end when it has sent its last message.
+                self.drain_lane(conn);
+                self.give_up(conn, Status::Unreachable);
+            }
             Event::Connected { conn, welcome } => self.connected(conn, welcome),
             Event::Refused { conn, why: Refusal::Absent } => self.try_again(conn),
             Event::Refused { conn, why: Refusal::Said(Status::Congestion) } => self.try_again(conn),
@@ -82,6 +86,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         slot: u32,
         len: usize,
     ) -> Option<Box<Delivery<H>>> {
+        if let Some(conn) = conn {
+            self.count_received(conn);
+        }
         if let (Some(polled), Some(conn), ..=SMALL) = (bundle, conn, len) {
             // Most are so short. A slot has room for the longest head, but bytes after a message that has
             // just come may not be read with it: the processor would wait for the cache.
@@ -93,12 +100,18 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             }
             if signals::is_signal(&head, len) {
                 self.repost(slot);
-                if !self.received_signal(conn, &Message::new(Kind::Signal, 0)) {
+                if !self.received_signal(conn, &Message::new(Kind::Signal, 0), false) {
                     self.give_up(conn, Status::Unreachable);
                 }
                 return None;
             }
-            if let Some(delivery) = self.deliver_short(polled, conn, &head, (slot, len)) {
+            let fixed = head.first_chunk().map_or(0, |fixed| u64::from_le_bytes(*fixed));
+            let is_whole = len == FIXED + 4 * usize::from(head[1]);
+            if is_whole
+                && let Some(delivery) =
+                    self.deliver_short(polled, conn, (fixed, false), &head[FIXED..])
+            {
+                self.repost(slot);
                 return Some(delivery);
             }
         }
@@ -114,8 +127,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         slot: u32,
         len: usize,
     ) -> Option<Box<Delivery<H>>> {
-        let known = conn.and_then(|conn| Some((conn, self.conns.get_mut(conn)?)));
-        let Some((id, known)) = known else {
+        let Some(id) = conn.filter(|conn| self.conns.get(*conn).is_some()) else {
             self.repost(slot);
             return None;
         };
@@ -127,27 +139,43 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             self.give_up(id, Status::Unreachable);
             return None;
         };
-        let endpoint = known.endpoint;
         // A payload stays where it is until its handler has run; everything else is in the message
         // now.
         let payload = (message.category == Category::Medium).then_some((slot, at as u32));
+        if payload.is_none() {
+            self.repost(slot);
+        }
+        self.take_message(bundle, id, (message, args), payload, false)
+    }
+
+    /// Takes in a message that has come over the queue pair or in a lane.
+    pub(super) fn take_message(
+        &mut self,
+        bundle: Option<BundleId>,
+        id: ConnId,
+        (message, args): (Message, [Arg; MAX_ARGS]),
+        payload: Option<(u32, u32)>,
+        by_lane: bool,
+    ) -> Option<Box<Delivery<H>>> {
+        let known = self.conns.get_mut(id)?;
+        let endpoint = known.endpoint;
         let what = match (&mut known.role, message.kind) {
-            (Role::Acceptor(acceptor), Kind::Request) => acceptor.take_request(id, message.tag),
+            (Role::Acceptor(acceptor), Kind::Request) => {
+                let is_taken = acceptor.take_request(message.tag);
+                is_taken.then_some(What::Request { conn: id, tag: acceptor.tag, by_lane })
+            }
             (Role::Initiator(_), Kind::Reply) => {
                 let record = self.records.of(message.id, id);
                 record.and_then(Record::take_answer).map(|()| What::Reply { conn: id })
             }
             _ => None,
         };
-        if payload.is_none() {
-            self.repost(slot);
-        }
         match what {
             Some(what) => {
                 self.arrive(bundle, Arrived { endpoint, what, message, args, slot: payload })
             }
             None => {
-                self.received_other(id, &message, &args, payload);
+                self.received_other(id, (&message, by_lane), &args, payload);
                 None
             }
         }
@@ -157,14 +185,15 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     fn received_other(
         &mut self,
         id: ConnId,
-        message: &Message,
+        (message, by_lane): (&Message, bool),
         args: &[Arg; MAX_ARGS],
         payload: Option<(u32, u32)>,
     ) {
         let accepted = self.conns.get_mut(id).is_some_and(|conn| conn.acceptor().is_some());
         let taken = match (accepted, payload) {
             (_, Some(_)) => false,
-            (true, None) => self.for_acceptor(id, message, args),
+            (_, None) if message.kind == Kind::Wake => self.woken(id, message),
+            (true, None) => self.for_acceptor(id, (message, by_lane), args),
             (false, None) => self.for_initiator(id, message, args),
         };
         if !taken {
@@ -178,16 +207,21 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// Whether an engine would send this message, which is no request and has no payload, and so
     /// now, to the end that has accepted.
-    fn for_acceptor(&mut self, id: ConnId, message: &Message, args: &[Arg; MAX_ARGS]) -> bool {
+    fn for_acceptor(
+        &mut self,
+        id: ConnId,
+        (message, by_lane): (&Message, bool),
+        args: &[Arg; MAX_ARGS],
+    ) -> bool {
         match (message.kind, message.category) {
             (Kind::Revoked, _) => return self.control_answered(id, message.credits),
-            (Kind::Signal, Category::Short) => return self.received_signal(id, message),
+            (Kind::Signal, Category::Short) => return self.received_signal(id, message, by_lane),
             _ => {}
         }
         let Some(conn) = self.conns.get_mut(id) else { return false };
         let (endpoint, to) = (conn.endpoint, conn.peer);
         let Some(acceptor) = conn.acceptor() else { return false };
-        if message.kind == Kind::Request || acceptor.take_request(id, message.tag).is_none() {
+        if message.kind == Kind::Request || !acceptor.take_request(message.tag) {
             return false;
         }
         match message.kind {
@@ -200,11 +234,15 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 self.send_head(id, &answer, &[key]);
                 true
             }
+            Kind::Lane if message.category == Category::Bulk => {
+                self.lane_offered(id, message, args[0])
+            }
             Kind::ReplyRefused => {
                 let operation = Operation::Reply(message.category);
                 let returned = Returned { status: Status::ReplyRejected, operation, to };
                 self.come_back(endpoint, returned, message, *args);
-                self.answer(id, Message::new(Kind::Ack, message.id), message.starved, &[]);
+                let answer = Message::new(Kind::Ack, message.id);
+                self.answer(id, answer, (message.starved, false), &[]);
                 true
             }
             _ => false,
@@ -235,9 +273,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         }
         let purpose = record.purpose;
         let expected = match message.kind {
-            Kind::Ack => !matches!(purpose, Purpose::Segment | Purpose::Program(Operation::Get)),
+            Kind::Ack => {
+                matches!(purpose, Purpose::Program(Operation::Request(_)) | Purpose::Refusal)
+            }
             Kind::Return => matches!(purpose, Purpose::Program(Operation::Request(_))),
             Kind::SegmentInfo => purpose == Purpose::Segment && message.category == Category::Bulk,
+            Kind::LaneInfo => purpose == Purpose::Lane && message.category == Category::Bulk,
             _ => false,
         };
         if !expected {
@@ -248,6 +289,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             initiator.segment = PeerSegment::Known(segment_of(message, args).unwrap_or(none));
         }
         let returned = (message.kind == Kind::Return).then_some(*record);
+        if message.kind == Kind::LaneInfo {
+            self.lane_answered(id, message, args[0]);
+        }
         self.retire(id, message.id, message.credits);
         if let Some(record) = returned {
             self.returned(id, &record, message.status.unwrap_or(Status::BadArgs));
@@ -333,6 +377,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         }
     }
 
+    /// The peer has put a message into a lane while this end slept; whether it may say so. The next look at
+    /// the lane finds it.
+    fn woken(&mut self, id: ConnId, message: &Message) -> bool {
+        message.category == Category::Short && self.fabric.take_wake(id)
+    }
+
     /// The peer has answered a control message; whether it may.
     fn control_answered(&mut self, id: ConnId, credits: i8) -> bool {
         if !self.take_back(id, credits) {
@@ -372,17 +422,17 @@ impl Initiator {
 }
 
 impl Acceptor {
-    /// Counts a request that has come; none if it has no credit.
+    /// Counts a request that has come, if it has a credit; whether it has.
     #[inline]
-    pub(super) fn take_request(&mut self, conn: ConnId, tag: Option<Tag>) -> Option<What> {
+    pub(super) fn take_request(&mut self, tag: Option<Tag>) -> bool {
         if self.in_service >= self.granted {
-            return None;
+            return false;
         }
         self.in_service += 1;
         if let Some(tag) = tag {
             self.tag = tag;
         }
-        Some(What::Request { conn, tag: self.tag })
+        true
     }
 }
 

@@ -344,10 +344,22 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 Ok(Sent::Done)
             }
             _ => {
-                self.send_head(conn, message, out.args);
+                if !self.push_request(conn, message, out.args) {
+                    self.send_head(conn, message, out.args);
+                }
                 Ok(Sent::Done)
             }
         }
+    }
+
+    /// Puts a short request into the lane, if that is possible; whether it is.
+    fn push_request(&mut self, conn: ConnId, message: &Message, args: &[Arg]) -> bool {
+        let Some(known) = self.conns.get_mut(conn) else { return false };
+        let in_flight = known.initiator().map_or(u16::MAX, |initiator| initiator.in_flight);
+        let is_short = message.category == Category::Short && message.tag.is_none();
+        is_short
+            && known.has_room_in_lane(in_flight)
+            && self.push(conn, message.fixed(args.len()), args)
     }
 
     /// Writes memory, and sends a message after it.
@@ -437,6 +449,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     #[inline]
     fn checkpoint(&mut self, conn: ConnId) -> Option<Option<u64>> {
         let known = self.conns.get_mut(conn)?;
+        known.lanes.sent = known.lanes.sent.wrapping_add(1);
         known.unsignaled += 1;
         Some((known.unsignaled >= CHECKPOINT_EVERY).then(|| {
             known.unsignaled = 0;
@@ -476,6 +489,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 let number = notify::BUFFER | u64::from(buffer);
                 if let Some(known) = self.conns.get_mut(conn) {
                     known.unsignaled = 0;
+                    known.lanes.sent = known.lanes.sent.wrapping_add(1);
                 }
                 if !self.fabric.send_buffer(conn, buffer, at + payload.len(), number) {
                     self.give_up(conn, Status::Unreachable);

@@ -8,7 +8,7 @@
 use super::Core;
 use crate::conn::{Acceptor, Conn, ConnId, Role};
 use crate::endpoint::{EndpointId, Link};
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, LANE_SLOTS};
 use crate::message::{FIXED, Kind, Message};
 use crate::name::Name;
 use crate::types::CallError;
@@ -55,20 +55,30 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 return Err(CallError::WouldBlock);
             }
         };
-        let initiator = self.conns.get_mut(conn).and_then(Conn::initiator);
-        let initiator = initiator.ok_or(CallError::WouldBlock)?;
+        let known = self.conns.get_mut(conn).ok_or(CallError::WouldBlock)?;
+        let is_up = matches!(&known.role, Role::Initiator(initiator) if initiator.is_up);
+        if is_up && !known.lanes.is_out && known.lanes.count_short(self.config.lane_after) {
+            self.ask_for_lanes(conn);
+        }
+        let known = self.conns.get_mut(conn).ok_or(CallError::WouldBlock)?;
+        let has_lane = known.lanes.is_out;
+        let initiator = known.initiator().ok_or(CallError::WouldBlock)?;
         if !initiator.is_up || initiator.in_flight >= initiator.window {
             return Err(CallError::WouldBlock);
         }
         initiator.in_flight += 1;
         initiator.signals += 1;
+        let in_flight = initiator.in_flight;
         let mut message = Message::new(Kind::Signal, 0);
         message.starved = initiator.in_flight >= initiator.window;
         if initiator.told_tag != target.tag {
             initiator.told_tag = target.tag;
             message.tag = Some(target.tag);
         }
-        self.send_head(conn, &message, &[]);
+        let is_short = message.tag.is_none() && in_flight <= LANE_SLOTS;
+        if !(has_lane && is_short && self.push(conn, message.fixed(0), &[])) {
+            self.send_head(conn, &message, &[]);
+        }
         Ok(())
     }
 
@@ -153,14 +163,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
 
     /// A signal has come; whether the peer had a credit for it.
     #[inline]
-    pub(super) fn received_signal(&mut self, conn: ConnId, message: &Message) -> bool {
+    pub(super) fn received_signal(
+        &mut self,
+        conn: ConnId,
+        message: &Message,
+        by_lane: bool,
+    ) -> bool {
         let Some(known) = self.conns.get_mut(conn) else { return false };
         let id = known.endpoint;
         let Some(acceptor) = known.acceptor() else { return false };
-        if acceptor.take_request(conn, message.tag).is_none() {
+        if !acceptor.take_request(message.tag) {
             return false;
         }
         acceptor.taken_signals += 1;
+        acceptor.lane_signals += u16::from(by_lane);
         acceptor.recent = acceptor.recent.saturating_add(1);
         let owes = message.starved || acceptor.owes_signals();
         if let Some(endpoint) = self.endpoints.get(id)
@@ -197,9 +213,13 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             let count = acceptor.taken_signals.min(i8::MAX as u16);
             acceptor.taken_signals -= count;
             acceptor.in_service = acceptor.in_service.saturating_sub(count);
+            let by_lane = acceptor.lane_signals > 0;
+            acceptor.lane_signals = acceptor.lane_signals.saturating_sub(count);
             let mut message = Message::new(Kind::SignalsTaken, 0);
             message.credits = count as i8;
-            self.send_head(conn, &message, &[]);
+            if !(by_lane && self.push(conn, message.fixed(0), &[])) {
+                self.send_head(conn, &message, &[]);
+            }
         }
     }
 

@@ -65,6 +65,7 @@ impl Run {
             max_medium: 20_000,
             send_buffers: 8,
             give_up_ns: GIVE_UP,
+            lane_after: 16,
         };
         let is_disturbed = faults.is_any();
         let memory = (SOURCES + SEGMENT) as usize;

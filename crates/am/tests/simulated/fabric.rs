@@ -2,7 +2,10 @@
 
 use std::collections::VecDeque;
 
-use quipu_am::{ConnId, Fabric, Hello, Local, Name, Remote, Status, Welcome};
+use quipu_am::memory_lanes::MemoryLanes;
+use quipu_am::{
+    ConnId, Fabric, Hello, LaneAddress, Line, Local, Name, Pushed, Remote, Status, Welcome,
+};
 
 /// What the engine has asked for.
 #[derive(Debug)]
@@ -24,6 +27,7 @@ pub struct SimFabric {
     pub posted: VecDeque<u32>,
     pub buffers: Vec<Vec<u8>>,
     pub memory: Vec<u8>,
+    pub lanes: MemoryLanes,
 }
 
 impl SimFabric {
@@ -34,6 +38,7 @@ impl SimFabric {
             posted: VecDeque::new(),
             buffers: vec![Vec::new(); buffers as usize],
             memory: vec![0; memory],
+            lanes: MemoryLanes::default(),
         }
     }
 
@@ -57,6 +62,7 @@ impl Fabric for SimFabric {
     }
 
     fn close(&mut self, conn: ConnId) {
+        self.lanes.close(conn);
         self.posts.push(Post::Close { conn });
     }
 
@@ -78,6 +84,46 @@ impl Fabric for SimFabric {
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
         self.posts.push(Post::Read { conn, into, from, notify });
         true
+    }
+
+    fn offer_lane(&mut self, conn: ConnId) -> Option<LaneAddress> {
+        self.lanes.offer(conn)
+    }
+
+    fn open_lane(&mut self, conn: ConnId, to: LaneAddress) -> bool {
+        self.lanes.open(conn, to)
+    }
+
+    fn withdraw_lane(&mut self, conn: ConnId) {
+        self.lanes.withdraw(conn);
+    }
+
+    fn push_line(&mut self, conn: ConnId, line: &Line) -> Pushed {
+        self.lanes.push(conn, line)
+    }
+
+    fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
+        self.lanes.peek_any()
+    }
+
+    fn rotate_lanes(&mut self) {
+        self.lanes.rotate();
+    }
+
+    fn peek_line(&mut self, conn: ConnId) -> Option<Line> {
+        self.lanes.peek(conn)
+    }
+
+    fn pop_line(&mut self, conn: ConnId) {
+        self.lanes.pop(conn);
+    }
+
+    fn arm_lanes(&mut self) -> Vec<ConnId> {
+        self.lanes.arm()
+    }
+
+    fn take_wake(&mut self, conn: ConnId) -> bool {
+        self.lanes.take_wake(conn)
     }
 
     fn inline_limit(&self) -> usize {

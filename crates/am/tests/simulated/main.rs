@@ -264,6 +264,8 @@ impl Run {
     fn check_memory(&mut self, node: usize) {
         let slots = self.net.nodes[node].fabric().slots.len();
         self.slots_most = self.slots_most.max(slots);
+        let lanes = &self.net.nodes[node].fabric().lanes;
+        assert!(!lanes.has_overflowed, "more than a lane has room for");
         let config = &self.plan.config;
         let peers = self.plan.nodes * self.plan.endpoints * self.plan.endpoints;
         let most =
@@ -297,7 +299,12 @@ impl Run {
     }
 
     /// Runs until all requests of nodes that live have ended; what happened, as a number.
-    fn run(mut self) -> u64 {
+    fn run(self) -> u64 {
+        self.run_and_count(&mut [0; 2])
+    }
+
+    /// The same; adds the messages that went into lanes, and those that had to wake their receiver.
+    fn run_and_count(mut self, pushed: &mut [u64; 2]) -> u64 {
         let deaths: Vec<(u64, usize)> = (0..self.plan.deaths)
             .map(|node| (u64::from(self.net.random(20)) * MS / 4, node))
             .collect();
@@ -335,6 +342,10 @@ impl Run {
             assert_eq!(executed, u64::from(self.plan.requests) * self.plan.nodes as u64);
             assert!(self.fates.values().all(|fate| fate.returned == 0));
         }
+        for node in &self.net.nodes {
+            let lanes = node.fabric().lanes.pushed;
+            *pushed = [0, 1].map(|which| pushed[which] + lanes[which]);
+        }
         self.net.hash ^ executed
     }
 }
@@ -351,6 +362,7 @@ fn plan(seed: u64) -> Plan {
         max_medium: 1024,
         send_buffers: 4 + pick(28, 8) as u32,
         give_up_ns: 100 * MS,
+        lane_after: 1 + pick(52, 8) as u16,
         ..Config::default()
     };
     Plan {
@@ -369,12 +381,14 @@ fn plan(seed: u64) -> Plan {
 #[test]
 fn each_request_ends_once_whatever_the_network_does() {
     let seeds = std::env::var("QUIPU_AM_SEEDS").ok().and_then(|text| text.parse().ok());
+    let mut pushed = [0; 2];
     for seed in 0..seeds.unwrap_or(60) {
-        let hash = Run::new(plan(seed)).run();
+        let hash = Run::new(plan(seed)).run_and_count(&mut pushed);
         if seed % 10 == 0 {
             assert_eq!(hash, Run::new(plan(seed)).run(), "seed {seed} is not repeated");
         }
     }
+    assert!(pushed[0] > 100 && pushed[1] > 10, "lanes were used: {pushed:?}");
 }
 
 #[test]
@@ -434,11 +448,19 @@ fn a_hostile_peer_stops_nobody_else() {
             let mut bytes: Vec<u8> = (0..len).map(|_| run.net.random(256) as u8).collect();
             if round % 2 == 0 && len > 7 {
                 // One that is well formed.
-                bytes[0] = [1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 14][run.net.random(12) as usize];
+                bytes[0] = 1 + run.net.random(15) as u8;
                 bytes[1] = ((len - 8) / 4) as u8;
                 bytes[5] = 0;
                 bytes[7] = run.net.random(11) as u8;
                 bytes.truncate(8 + (len - 8) / 4 * 4);
+            }
+            if round % 4 == 0 {
+                // And something in a lane, which may be well formed, too.
+                let mut line = [0; 8].map(|_: u64| run.net.random(u32::MAX).into());
+                line[0] = u64::from(1 + run.net.random(15)) | u64::from(run.net.random(3)) << 8;
+                line[7] = run.net.random(20).into();
+                let which = run.net.random(u32::MAX).into();
+                run.net.lanes.forge(which, line);
             }
             let victim = run.net.random(2) as usize;
             run.net.forge(victim, 2, bytes);

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use quipu_am::{BundleId, ConnId, Core, Delivery, Event, Hello, Name, Refusal, Welcome};
+use quipu_am::memory_lanes::{MemoryLanes, SharedLanes};
+use quipu_am::{BundleId, ConnId, Core, Delivery, Event, FromLane, Hello, Name, Refusal, Welcome};
 use rand_core::RngCore;
 use rand_pcg::Pcg64Mcg;
 
@@ -40,6 +41,7 @@ enum Arrival {
 
 /// The nodes and what is between them.
 pub struct Network {
+    pub lanes: SharedLanes,
     pub nodes: Vec<Engine>,
     pub is_alive: Vec<bool>,
     pub now: u64,
@@ -59,8 +61,13 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn new(nodes: Vec<Engine>, ports: &[u16], rng: Pcg64Mcg, loss: u32) -> Self {
+    pub fn new(mut nodes: Vec<Engine>, ports: &[u16], rng: Pcg64Mcg, loss: u32) -> Self {
+        let lanes = SharedLanes::default();
+        for node in &mut nodes {
+            node.fabric_mut().lanes = MemoryLanes::new(lanes.clone());
+        }
         Self {
+            lanes,
             is_alive: vec![true; nodes.len()],
             given: nodes.iter().map(|_| VecDeque::new()).collect(),
             bundles: Vec::new(),
@@ -239,8 +246,26 @@ impl Network {
 
     /// The next message of a node whose handler may run.
     pub fn next_delivery(&mut self, node: usize) -> Option<Box<Delivery<u16>>> {
-        let given = self.given[node].pop_front();
-        given.or_else(|| self.nodes[node].next_delivery(self.bundles[node]))
+        let (bundle, engine) = (self.bundles[node], &mut self.nodes[node]);
+        if let Some(delivery) =
+            self.given[node].pop_front().or_else(|| engine.next_delivery(bundle))
+        {
+            return Some(delivery);
+        }
+        engine.fabric_mut().lanes.disarm();
+        let found = loop {
+            match engine.take_from_lane(bundle) {
+                FromLane::Taken => {}
+                FromLane::Run(delivery) => break Some(delivery),
+                FromLane::Nothing | FromLane::Waits => break engine.next_delivery(bundle),
+            }
+        };
+        if found.is_none() && self.random(3) == 0 {
+            // What is to be noticed after a while has been noticed if this says that nothing is there.
+            let _ = self.nodes[node].arm_lanes(2);
+        }
+        self.take_posts(node);
+        found
     }
 
     /// A message lies down in the next slot. That there is one is what credits are for.

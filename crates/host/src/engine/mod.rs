@@ -93,7 +93,7 @@ pub(crate) struct Inner {
     helper: Helper,
     /// What tells peers that this process lives, if there is such.
     life: Option<life::Word>,
-    /// Polls so far, but for those that needed no look. Written under the lock, read by the helper without.
+    /// Polls so far, but for those that needed no look. The helper reads them without the lock.
     polls: AtomicU64,
     spared: Spared,
     /// See [`Core`].
@@ -391,7 +391,7 @@ impl Inner {
         self.asked_at.store(self.polls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Counts a poll. The lock is held, so no other thread writes.
+    /// Counts a poll. A count that is lost to another thread does no harm.
     #[inline]
     fn count_poll(&self) {
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);

@@ -386,9 +386,17 @@ impl Engine {
         Ok(found)
     }
 
-    /// Yields now and then, as others may need this processor: the peer may be among them.
+    /// Counts a look at memory that peers write into without requests as a poll. To the helper, a program that
+    /// looks there is as busy as one that polls.
+    #[inline(always)]
+    pub fn count_look(&self) {
+        self.inner.count_poll();
+    }
+
+    /// Yields now and then, as others may need this processor: the peer may be among them. The caller has
+    /// polled, or looked, so often without result.
     #[inline]
-    pub(super) fn let_others_run(&self, empty_polls: u32) {
+    pub fn let_others_run(&self, empty_polls: u32) {
         if empty_polls > 0 && empty_polls.is_multiple_of(YIELD_EVERY_SHARED) {
             self.yield_in_turn(empty_polls);
         }

@@ -4,9 +4,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use quipu_fault::Call;
+use quipu_mem::Segment;
 use quipu_nic::{
-    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, GroupMember, Marking, PdId, QpAttr,
-    QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum, QpState, QpType, SrqId, Time, XrcdId,
+    AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, GroupMember, Key, Marking, PdId,
+    QpAttr, QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum, QpState, QpType, SrqId, Time, XrcdId,
 };
 
 use super::core::Core;
@@ -376,6 +377,23 @@ impl Engine {
     pub fn query_qp(&self, qp: QpId) -> Result<QpInfo, EngineError> {
         let core = self.enter_for_qp(Call::QueryQp, qp, None)?;
         Ok(core.adapter.query_qp(core.events.openings.find(qp)?)?)
+    }
+
+    /// Memory of a queue pair's peer as it is mapped here, if it is: see
+    /// [`Adapter::view_peer`](quipu_nic::Adapter::view_peer). `None` also where requests are watched.
+    #[must_use]
+    pub fn view_peer(&self, qp: QpId, addr: u64, len: u32, key: Key) -> Option<Segment> {
+        let core = self.inner.enter_quickly().ok()?;
+        if core.watched || core.attached.is_some() {
+            return None;
+        }
+        core.adapter.view_peer(qp, addr, len, key)
+    }
+
+    /// Whether memory of a queue pair's peer may be mapped here.
+    #[must_use]
+    pub fn is_peer_mapped(&self, qp: QpId) -> bool {
+        self.inner.enter_quickly().is_ok_and(|core| core.adapter.is_peer_mapped(qp))
     }
 
     /// Destroys a queue pair, or this handle of it while [others have it open](Self::open_qp). Events and

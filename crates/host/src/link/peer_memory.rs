@@ -153,6 +153,16 @@ impl PeerMemory for ProcessMemory {
         })
     }
 
+    fn view(&self, addr: u64, len: u64) -> Option<Segment> {
+        let mut windows = self.windows.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_alive() || !windows.meet(&[(addr, len)]) {
+            return None;
+        }
+        let part = windows.part(addr, len);
+        let (view, offset) = part.view.filter(|_| part.len == len)?;
+        view.slice(offset, usize::try_from(len).ok()?).ok()
+    }
+
     fn atomic(&self, addr: u64, op: Atomic) -> Option<u64> {
         let mut windows = self.windows.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.is_alive() || !windows.meet(&[(addr, 8)]) {

@@ -28,6 +28,7 @@
 mod byte;
 mod channel;
 mod control;
+mod lane;
 mod slot;
 
 use thiserror::Error;
@@ -35,6 +36,9 @@ use thiserror::Error;
 pub use byte::{ByteConsumer, ByteProducer};
 pub use channel::{Channel, ChannelConfig, ChannelError, ChannelLayout, Incoming, Outgoing, Side};
 pub use control::{ConsumerControl, ProducerControl, Stall};
+pub use lane::{
+    LANE_BYTES, LINE_WORDS, LaneConsumer, LaneProducer, Line, Pushed, SLOTS as LANE_SLOTS,
+};
 pub use slot::{INLINE_MAX, Offer, SlotConsumer, SlotHeader, SlotProducer, SlotWriter};
 
 /// Why a ring did not do what it was asked.

@@ -1,7 +1,7 @@
 //! Writes, reads, atomics and flushes that one process executes in the memory of another, which they cost
 //! nothing: where nothing that the peer must execute first is outstanding, and the host allows it.
 
-use quipu_mem::Key;
+use quipu_mem::{Key, Segment};
 
 use super::channel::{Step, has_right_of_way};
 use super::lanes;
@@ -13,7 +13,7 @@ use crate::qp::{Path, Qp};
 use crate::queue::SendWqe;
 use crate::requester;
 use crate::slab::Slab;
-use crate::types::{Access, Flush, LinkId, Payload, Placement, SendOp, SendWr, WcStatus};
+use crate::types::{Access, Flush, LinkId, Payload, Placement, QpType, SendOp, SendWr, WcStatus};
 use crate::watch;
 
 /// The memory of the peer that a request is about.
@@ -127,6 +127,29 @@ pub(super) fn waits_for_answers<P>(qp: &Qp, hub: &Hub<P>, wqe: &SendWqe) -> bool
     };
     let barred = matches!(&qp.path, Path::Channel(path) if path.barred);
     !barred && is_granted(qp, hub, target)
+}
+
+/// Memory of the peer as it is mapped here, if the peer grants to write there at this moment. What is written
+/// there later is no request, and nobody checks it.
+pub(crate) fn view<P: Probe>(
+    qp: &Qp,
+    hub: &Hub<P>,
+    (addr, length): (u64, u32),
+    key: Key,
+) -> Option<Segment> {
+    if hub.probe.watches() || hub.qos.is_some() || !matches!(qp.qp_type, QpType::Rc) {
+        return None;
+    }
+    let target = Target { addr, rkey: key.0, length, right: Access::REMOTE_WRITE };
+    let (path, link) = link_of(qp).filter(|_| length > 0)?;
+    let view = |memory: &dyn PeerMemory, addr| memory.view(addr, length.into());
+    target.reach(path, hub.links.get(link)?, view)
+}
+
+/// Whether some memory of the peer is mapped here.
+pub(crate) fn is_peer_mapped<P>(qp: &Qp, hub: &Hub<P>) -> bool {
+    let link = link_of(qp).and_then(|(_, link)| hub.links.get(link));
+    link.and_then(|state| state.link.peer_memory.as_ref()).is_some_and(|memory| memory.is_mapped())
 }
 
 /// Whether the peer lets this side into its memory for a request.

@@ -1,16 +1,21 @@
 //! Queue pairs and connection management of the adapter, for the engine of Active Messages.
 
+mod connections;
+
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use quipu_am::{ConnId, Event, Fabric, Hello, Local, Name, Refusal, Remote, Status, Welcome};
-use quipu_host::connection::{ChannelKey, Event as CmEvent, EventKind, IdKey, PortSpace, QpParams};
-use quipu_host::nic::{Access, Completion, QpAttr, QpAttrMask, QpState, Sge, WcStatus};
+use quipu_am::{
+    ConnId, Event, Fabric, Hello, LaneAddress, Line, Local, Name, Pushed, Refusal, Remote, Status,
+    Welcome,
+};
+use quipu_host::connection::{ChannelKey, IdKey, PortSpace};
+use quipu_host::nic::{Access, Completion, QpState, Sge, WcStatus};
 
+use super::lanes::Lanes;
 use super::signaled::Signaled;
-use super::sizes::{RETRIES, Sizes};
-use crate::connection::param;
+use super::sizes::Sizes;
 use crate::cq::CompletionQueue;
 use crate::device::{Device, ProtectionDomain};
 use crate::error::Error;
@@ -71,6 +76,7 @@ pub(super) struct HostFabric {
     failed: Vec<ConnId>,
     /// What happened in calls that cannot say so.
     later: VecDeque<Event>,
+    pub(super) lanes: Lanes,
 }
 
 impl HostFabric {
@@ -102,6 +108,7 @@ impl HostFabric {
             dying: Vec::new(),
             failed: Vec::new(),
             later: VecDeque::new(),
+            lanes: Lanes::default(),
         })
     }
 
@@ -264,106 +271,6 @@ impl HostFabric {
         !self.dying.is_empty()
     }
 
-    /// Handles the next event of connection management; whether there was one.
-    pub(super) fn pump(&mut self) -> bool {
-        let Ok(event) = self.device.opened.engine.cm_take_event(self.channel) else { return false };
-        if event.kind == EventKind::ConnectRequest {
-            self.asked(&event);
-            return true;
-        }
-        let conn = ConnId::from_u64(event.cookie);
-        if self.link(conn).is_none_or(|link| link.id != event.id) {
-            return true;
-        }
-        let went_on = match event.kind {
-            EventKind::AddrResolved => self.device.opened.engine.cm_resolve_route(event.id).is_ok(),
-            EventKind::RouteResolved => self.ask(conn, event.id).is_ok(),
-            EventKind::ConnectResponse => self.answered(conn, &event),
-            EventKind::Established | EventKind::TimewaitExit => true,
-            EventKind::Disconnected => {
-                self.later.push_back(Event::Failed { conn });
-                return true;
-            }
-            _ => false,
-        };
-        if !went_on {
-            let why = refusal_of(&event);
-            self.abandon(conn);
-            self.later.push_back(Event::Refused { conn, why });
-        }
-        true
-    }
-
-    /// Ends an attempt.
-    fn abandon(&mut self, conn: ConnId) {
-        if self.link(conn).is_none() {
-            return;
-        }
-        let Some(link) = self.links[conn.index() as usize].take() else { return };
-        let engine = &self.device.opened.engine;
-        if let Some(qp) = link.qp {
-            let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
-            let _ = qp.modify(&attr, QpAttrMask::STATE);
-            self.dying.push(qp);
-            let _ = engine.cm_disconnect(link.id);
-        }
-        let _ = engine.cm_destroy_id(link.id);
-    }
-
-    /// The route is known: the request goes out.
-    fn ask(&mut self, conn: ConnId, id: IdKey) -> Result<(), Error> {
-        let qp = self.build(conn)?;
-        let Some(link) = self.link(conn) else { return Ok(()) };
-        let param = param(&qp, &link.hello);
-        link.qp = Some(qp);
-        Ok(self.device.opened.engine.cm_connect(id, &param)?)
-    }
-
-    /// The attributes with which a host that vanishes is given up in time. What connection management
-    /// proposes takes a minute.
-    fn bounded(&self, params: QpParams) -> QpParams {
-        QpParams { timeout: self.sizes.timeout, retry_count: RETRIES, ..params }
-    }
-
-    /// The peer has accepted; whether that can be used.
-    fn answered(&mut self, conn: ConnId, event: &CmEvent) -> bool {
-        let Some(welcome) = Welcome::parse(&event.private_data) else { return false };
-        let engine = &self.device.opened.engine;
-        let Ok(params) = engine.cm_connect_params(event.id) else { return false };
-        let params = self.bounded(params);
-        let Some(qp) = self.queue_pair(conn) else { return false };
-        if qp.connect_as(&params).is_err() || engine.cm_accept(event.id, None).is_err() {
-            return false;
-        }
-        self.later.push_back(Event::Connected { conn, welcome });
-        true
-    }
-
-    fn asked(&mut self, event: &CmEvent) {
-        match Hello::parse(&event.private_data) {
-            Some(mut hello) => {
-                if hello.endpoint == Name::OF_ADDRESS {
-                    // The cookie of a listener that is for no endpoint is not a number of one.
-                    hello.endpoint = event.listener as u32;
-                }
-                self.later.push_back(Event::Incoming { incoming: event.id.0, hello });
-            }
-            None => self.reject(event.id.0, Status::BadArgs),
-        }
-    }
-
-    fn bring_up(&mut self, id: IdKey, conn: ConnId, welcome: &Welcome) -> Result<(), Error> {
-        let engine = &self.device.opened.engine;
-        engine.cm_set_cookie(id, conn.to_u64())?;
-        let params = self.bounded(engine.cm_connect_params(id)?);
-        let qp = self.build(conn)?;
-        let param = param(&qp, &welcome.to_bytes());
-        let connected = qp.connect_as(&params);
-        self.add_link(Link { conn, id, hello: [0; Hello::WIRE_LEN], qp: Some(qp) });
-        connected?;
-        Ok(self.device.opened.engine.cm_accept(id, Some(&param))?)
-    }
-
     fn sge(&self, slot: u32) -> Option<Sge> {
         let chunk = self.chunks.get((slot / CHUNK) as usize)?;
         chunk.sge((slot % CHUNK) as usize * self.sizes.slot, self.sizes.slot).ok()
@@ -423,23 +330,6 @@ fn reported(request: Request<'_>, number: Option<u64>) -> Request<'_> {
     }
 }
 
-/// Why a connection did not come about.
-fn refusal_of(event: &CmEvent) -> Refusal {
-    let said = match event.private_data.get(..3) {
-        Some(&[a, m, status]) if [a, m] == REFUSAL && event.kind == EventKind::Rejected => {
-            status_of(status)
-        }
-        _ => None,
-    };
-    said.map_or(Refusal::Absent, Refusal::Said)
-}
-
-fn status_of(byte: u8) -> Option<Status> {
-    [Status::BadArgs, Status::BadEndpoint, Status::Congestion, Status::Unreachable]
-        .into_iter()
-        .find(|status| *status as u8 == byte)
-}
-
 impl Fabric for HostFabric {
     fn connect(&mut self, conn: ConnId, to: &Name, hello: &Hello) {
         let engine = &self.device.opened.engine;
@@ -474,6 +364,7 @@ impl Fabric for HostFabric {
     }
 
     fn close(&mut self, conn: ConnId) {
+        self.lanes.close(conn);
         self.abandon(conn);
     }
 
@@ -536,6 +427,59 @@ impl Fabric for HostFabric {
         let posted =
             self.post_long(conn, into, from, number, |sges, from| Request::read(sges, from));
         self.count(posted, [number])
+    }
+
+    fn offer_lane(&mut self, conn: ConnId) -> Option<LaneAddress> {
+        if !self.queue_pair(conn)?.is_peer_mapped() {
+            return None;
+        }
+        self.lanes.offer(conn, &self.domain)
+    }
+
+    fn open_lane(&mut self, conn: ConnId, to: LaneAddress) -> bool {
+        let link = self.links.get(conn.index() as usize).and_then(Option::as_ref);
+        let qp = link.filter(|link| link.conn == conn).and_then(|link| link.qp.as_ref());
+        qp.is_some_and(|qp| self.lanes.open(conn, qp, to))
+    }
+
+    fn withdraw_lane(&mut self, conn: ConnId) {
+        self.lanes.withdraw(conn);
+    }
+
+    #[inline(always)]
+    fn push_line(&mut self, conn: ConnId, line: &Line) -> Pushed {
+        // The lanes of a forked child are those of its parent.
+        if !self.device.opened.engine.is_here() {
+            return Pushed::Closed;
+        }
+        self.lanes.push(conn, line)
+    }
+
+    #[inline(always)]
+    fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
+        self.lanes.peek_any()
+    }
+
+    fn rotate_lanes(&mut self) {
+        self.lanes.rotate();
+    }
+
+    #[inline]
+    fn peek_line(&mut self, conn: ConnId) -> Option<Line> {
+        self.lanes.peek(conn)
+    }
+
+    #[inline(always)]
+    fn pop_line(&mut self, conn: ConnId) {
+        self.lanes.pop(conn);
+    }
+
+    fn arm_lanes(&mut self) -> Vec<ConnId> {
+        self.lanes.arm()
+    }
+
+    fn take_wake(&mut self, conn: ConnId) -> bool {
+        self.lanes.take_wake(conn)
     }
 
     #[inline]

@@ -51,11 +51,13 @@ mod bundle;
 mod datagrams;
 mod endpoint;
 mod fabric;
+mod lanes;
 mod message;
 mod port;
 mod signaled;
 mod sizes;
 mod transport;
+mod turns;
 
 pub use bundle::Bundle;
 pub use endpoint::{Endpoint, Source};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use quipu_am::{BundleId, Config, Core, Delivery, EndpointId};
+use quipu_am::{BundleId, Config, Core, Delivery, EndpointId, FromLane};
 use quipu_host::nic::{Completion, Fault};
 use quipu_host::{Guard, Lock};
 
@@ -20,6 +20,7 @@ use super::fabric::HostFabric;
 use super::message::{Handler, Message};
 use super::sizes::Sizes;
 use super::transport::{PortFabric, Transport};
+use super::turns::Turns;
 use super::{Bundle, Error, Mode};
 use crate::cq::CompletionQueue;
 use crate::device::{Device, ProtectionDomain};
@@ -35,6 +36,10 @@ const POLLS_PER_LOOK: u32 = 256;
 const BUSY_POLLS_PER_LOOK: u32 = 1024;
 /// Time between two looks at the states of all queue pairs.
 const FIND_FAILED_EVERY_NS: u64 = 200_000_000;
+/// Looks at lanes before a thread sleeps: some microseconds.
+const LOOKS_BEFORE_SLEEP: u32 = 100;
+/// The longest sleep while there are lanes, should a wake-up not come.
+const LANE_NAP: Duration = Duration::from_millis(20);
 /// Handlers that one call runs at most.
 const MOST_HANDLERS: usize = 64;
 /// The longest sleep while another thread sleeps, too, and takes this one's messages.
@@ -59,6 +64,7 @@ pub(super) struct State {
     /// Those of the last poll that the engine has not taken in yet.
     left: Range<usize>,
     polls: u32,
+    turns: Turns,
     /// When to look at the states of all queue pairs, in nanoseconds since the port was opened.
     find_failed_at: u64,
 }
@@ -147,7 +153,14 @@ impl Port {
         let domain = fabric.domain().clone();
         let core = Core::new(fabric, config, address, incarnation)?;
         let completions = vec![Completion::default(); BATCH + SENDS].into();
-        let state = State { core, completions, left: 0..0, polls: 0, find_failed_at: 0 };
+        let state = State {
+            core,
+            completions,
+            left: 0..0,
+            polls: 0,
+            turns: Turns::default(),
+            find_failed_at: 0,
+        };
         let has_processors = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         let shared = Shared {
             state: Lock::new(state, has_processors),
@@ -197,7 +210,7 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     #[inline]
     fn new(shared: &'a Shared, mut delivery: Box<Delivery<Handler>>) -> Self {
-        DEPTH.set(DEPTH.get() + 1);
+        DEPTH.with(|depth| depth.set(depth.get() + 1));
         let handler = delivery.handler.take();
         Self { shared, message: Some(Message::new(shared, delivery)), handler }
     }
@@ -213,7 +226,7 @@ impl<'a> Run<'a> {
     #[inline]
     fn finish(&mut self, state: &mut State) {
         let Some(Message { mut delivery, .. }) = self.message.take() else { return };
-        DEPTH.set(DEPTH.get() - 1);
+        DEPTH.with(|depth| depth.set(depth.get() - 1));
         delivery.handler = self.handler.take();
         state.core.finish(&mut delivery);
         state.core.recycle(delivery);
@@ -288,7 +301,7 @@ impl Shared {
         state.take_left();
         let found = self.find(state)?;
         state.take_left();
-        Ok(found || had_left)
+        Ok(state.core.drain_lanes() || found || had_left)
     }
 
     /// Polls the completion queue, when all that was found before is taken in; whether it finds
@@ -310,6 +323,13 @@ impl Shared {
             self.look(state, found == 0);
         }
         Ok(found > 0)
+    }
+
+    /// A lane had a message.
+    #[inline]
+    fn note_lane(&self, state: &mut State) {
+        state.turns.found_in_lane();
+        self.device.opened.engine.count_look();
     }
 
     /// Polls the completion queue of sends; how many completions it finds, which lie from `from` on.
@@ -337,8 +357,29 @@ impl Shared {
             if *has_polled {
                 return Ok(state.core.next_delivery(bundle));
             }
+            if state.turns.is_of_lanes() {
+                match state.core.take_from_lane(bundle) {
+                    FromLane::Run(delivery) => {
+                        self.note_lane(state);
+                        // Others may follow.
+                        return Ok(Some(delivery));
+                    }
+                    FromLane::Taken => {
+                        self.note_lane(state);
+                        *has_polled = true;
+                        return Ok(state.core.next_delivery(bundle));
+                    }
+                    FromLane::Nothing if state.turns.found_no_line() => {
+                        self.device.opened.engine.count_look();
+                        *has_polled = true;
+                        return Ok(None);
+                    }
+                    FromLane::Nothing | FromLane::Waits => {}
+                }
+            }
             *has_polled = true;
-            self.find(state)?;
+            let found = self.find(state)?;
+            state.turns.polled(found);
         }
     }
 
@@ -392,6 +433,9 @@ impl Shared {
             state = self.lock();
             run.finish(&mut state);
         }
+        let empty = state.turns.empty_looks();
+        drop(state);
+        self.device.opened.engine.let_others_run(empty);
         Ok(ran)
     }
 
@@ -410,10 +454,13 @@ impl Shared {
                 return Ok(());
             }
             let delivery = self.next(&mut state, bundle, &mut false)?;
+            let looks = state.turns.empty_looks();
             drop(state);
             if let Some(delivery) = delivery {
                 self.run(delivery);
                 empty = 0;
+            } else if looks > 0 {
+                self.device.opened.engine.let_others_run(looks);
             } else if empty < EMPTY_POLLS {
                 empty += 1;
             } else {
@@ -457,6 +504,13 @@ impl Shared {
         if happened || has_come || state.core.has_messages(bundle)? {
             return Ok(());
         }
+        if state.core.fabric().has_lanes() {
+            nap = nap.min(LANE_NAP);
+            if !state.core.arm_lanes(LOOKS_BEFORE_SLEEP) {
+                state.core.fabric().disarm_lanes();
+                return Ok(());
+            }
+        }
         if let Some(at) = state.core.poll_timeout() {
             nap = nap.min(Duration::from_nanos(at.saturating_sub(now)));
         }
@@ -470,7 +524,9 @@ impl Shared {
         let queues = [&self.queue, &self.send_queue];
         let queue_fds = queues.map(|queue| queue.as_raw_fd());
         let mut fds: Vec<_> = queue_fds.into_iter().chain(events).map(entry).collect();
-        match self.device.opened.engine.poll_within(&mut fds, Some(nap)) {
+        let slept = self.device.opened.engine.poll_within(&mut fds, Some(nap));
+        self.lock().core.fabric().disarm_lanes();
+        match slept {
             Ok(_) | Err(quipu_host::EngineError::Interrupted) => {}
             Err(error) => return Err(crate::Error::from(error).into()),
         }

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use quipu_am::{ConnId, Event, Fabric, Hello, Local, Name, Remote, Status, Welcome};
+use quipu_am::{
+    ConnId, Event, Fabric, Hello, LaneAddress, Line, Local, Name, Pushed, Remote, Status, Welcome,
+};
 use quipu_host::nic::{Completion, Fault};
 
 use super::datagrams::Datagrams;
@@ -142,6 +144,18 @@ impl PortFabric {
         }
     }
 
+    /// Whether peers send on lanes.
+    pub(super) fn has_lanes(&self) -> bool {
+        matches!(self, Self::Reliable(host) if host.lanes.is_any())
+    }
+
+    /// Says to the peers of lanes that this end is awake.
+    pub(super) fn disarm_lanes(&self) {
+        if let Self::Reliable(host) = self {
+            host.lanes.disarm();
+        }
+    }
+
     pub(super) fn reap(&mut self) {
         if let Self::Reliable(host) = self {
             host.reap();
@@ -247,6 +261,62 @@ impl Fabric for PortFabric {
 
     fn probe(&mut self, conn: ConnId, notify: u64) -> bool {
         post!(self, probe(conn, notify))
+    }
+
+    fn offer_lane(&mut self, conn: ConnId) -> Option<LaneAddress> {
+        post!(self, offer_lane(conn))
+    }
+
+    fn open_lane(&mut self, conn: ConnId, to: LaneAddress) -> bool {
+        post!(self, open_lane(conn, to))
+    }
+
+    fn withdraw_lane(&mut self, conn: ConnId) {
+        post!(self, withdraw_lane(conn));
+    }
+
+    #[inline(always)]
+    fn push_line(&mut self, conn: ConnId, line: &Line) -> Pushed {
+        match self {
+            Self::Reliable(host) => host.push_line(conn, line),
+            Self::Datagrams(_) => Pushed::Closed,
+        }
+    }
+
+    #[inline(always)]
+    fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
+        match self {
+            Self::Reliable(host) => host.peek_lanes(),
+            Self::Datagrams(_) => None,
+        }
+    }
+
+    fn rotate_lanes(&mut self) {
+        post!(self, rotate_lanes());
+    }
+
+    #[inline]
+    fn peek_line(&mut self, conn: ConnId) -> Option<Line> {
+        match self {
+            Self::Reliable(host) => host.peek_line(conn),
+            Self::Datagrams(_) => None,
+        }
+    }
+
+    #[inline(always)]
+    fn pop_line(&mut self, conn: ConnId) {
+        match self {
+            Self::Reliable(host) => host.pop_line(conn),
+            Self::Datagrams(_) => {}
+        }
+    }
+
+    fn arm_lanes(&mut self) -> Vec<ConnId> {
+        post!(self, arm_lanes())
+    }
+
+    fn take_wake(&mut self, conn: ConnId) -> bool {
+        post!(self, take_wake(conn))
     }
 
     #[inline]

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 use quipu_am::datagram::{DatagramFabric, Limits, Memory as Registered, OVERHEAD, Place};
+use quipu_am::memory_lanes::MemoryLanes;
 use quipu_am::{Local, Remote};
 use quipu_nic::{
     AddressVector, AhId, Completion, Gid, Payload, QpAttr, QpAttrMask as M, QpCap, QpId, QpInit,
@@ -72,7 +73,13 @@ impl Registered for Memory {
 /// What a process sends its messages with.
 pub(super) fn fabric(memory: Memory, over_datagrams: bool, seed: u64) -> SimFabric {
     if !over_datagrams {
-        return SimFabric::Posts(Posts { list: VecDeque::new(), memory, provided: 0 });
+        return SimFabric::Posts(Posts {
+            list: VecDeque::new(),
+            memory,
+            provided: 0,
+            lanes: MemoryLanes::default(),
+            has_lanes: false,
+        });
     }
     let limits = Limits {
         datagram: DATAGRAM,

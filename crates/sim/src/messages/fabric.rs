@@ -3,7 +3,10 @@
 use std::collections::VecDeque;
 
 use quipu_am::datagram::DatagramFabric;
-use quipu_am::{ConnId, Fabric, Hello, Local, Name, Remote, Status, Welcome};
+use quipu_am::memory_lanes::MemoryLanes;
+use quipu_am::{
+    ConnId, Fabric, Hello, LaneAddress, Line, Local, Name, Pushed, Remote, Status, Welcome,
+};
 use quipu_nic::mem::Segment;
 use quipu_nic::{Key, Sge};
 
@@ -80,6 +83,14 @@ impl SimFabric {
         }
     }
 
+    /// The lanes of a process that has a queue pair for each connection.
+    pub(super) fn lanes(&mut self) -> Option<&mut MemoryLanes> {
+        match self {
+            Self::Posts(posts) => Some(&mut posts.lanes),
+            Self::Datagrams(_) => None,
+        }
+    }
+
     /// The oldest post that is not carried out yet.
     pub(super) fn next_post(&mut self) -> Option<Post> {
         match self {
@@ -144,6 +155,46 @@ impl Fabric for SimFabric {
         either!(self, probe(conn, notify))
     }
 
+    fn offer_lane(&mut self, conn: ConnId) -> Option<LaneAddress> {
+        either!(self, offer_lane(conn))
+    }
+
+    fn open_lane(&mut self, conn: ConnId, to: LaneAddress) -> bool {
+        either!(self, open_lane(conn, to))
+    }
+
+    fn withdraw_lane(&mut self, conn: ConnId) {
+        either!(self, withdraw_lane(conn));
+    }
+
+    fn push_line(&mut self, conn: ConnId, line: &Line) -> Pushed {
+        either!(self, push_line(conn, line))
+    }
+
+    fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
+        either!(self, peek_lanes())
+    }
+
+    fn rotate_lanes(&mut self) {
+        either!(self, rotate_lanes());
+    }
+
+    fn peek_line(&mut self, conn: ConnId) -> Option<Line> {
+        either!(self, peek_line(conn))
+    }
+
+    fn pop_line(&mut self, conn: ConnId) {
+        either!(self, pop_line(conn));
+    }
+
+    fn arm_lanes(&mut self) -> Vec<ConnId> {
+        either!(self, arm_lanes())
+    }
+
+    fn take_wake(&mut self, conn: ConnId) -> bool {
+        either!(self, take_wake(conn))
+    }
+
     fn inline_limit(&self) -> usize {
         either!(self, inline_limit())
     }
@@ -172,6 +223,9 @@ pub(super) struct Posts {
     pub memory: Memory,
     /// Slots that exist.
     pub provided: u32,
+    /// Lanes between the processes, as if these shared memory; or there are none.
+    pub lanes: MemoryLanes,
+    pub has_lanes: bool,
 }
 
 impl Fabric for Posts {
@@ -189,6 +243,7 @@ impl Fabric for Posts {
     }
 
     fn close(&mut self, conn: ConnId) {
+        self.lanes.close(conn);
         self.list.push_back(Post::Close { conn });
     }
 
@@ -210,6 +265,46 @@ impl Fabric for Posts {
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
         self.list.push_back(Post::Read { conn, into, from, notify });
         true
+    }
+
+    fn offer_lane(&mut self, conn: ConnId) -> Option<LaneAddress> {
+        if self.has_lanes { self.lanes.offer(conn) } else { None }
+    }
+
+    fn open_lane(&mut self, conn: ConnId, to: LaneAddress) -> bool {
+        self.lanes.open(conn, to)
+    }
+
+    fn withdraw_lane(&mut self, conn: ConnId) {
+        self.lanes.withdraw(conn);
+    }
+
+    fn push_line(&mut self, conn: ConnId, line: &Line) -> Pushed {
+        self.lanes.push(conn, line)
+    }
+
+    fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
+        self.lanes.peek_any()
+    }
+
+    fn rotate_lanes(&mut self) {
+        self.lanes.rotate();
+    }
+
+    fn peek_line(&mut self, conn: ConnId) -> Option<Line> {
+        self.lanes.peek(conn)
+    }
+
+    fn pop_line(&mut self, conn: ConnId) {
+        self.lanes.pop(conn);
+    }
+
+    fn arm_lanes(&mut self) -> Vec<ConnId> {
+        self.lanes.arm()
+    }
+
+    fn take_wake(&mut self, conn: ConnId) -> bool {
+        self.lanes.take_wake(conn)
     }
 
     fn inline_limit(&self) -> usize {

@@ -13,6 +13,7 @@ mod oracle;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use quipu_am::memory_lanes::{MemoryLanes, SharedLanes};
 use quipu_am::{
     BundleId, CallError, Config as AmConfig, Core, Delivery, EndpointId, Mode, Name, Outgoing,
     Remote, Sent, Tag,
@@ -89,6 +90,9 @@ pub struct Programs {
     asked: Vec<Asked>,
     requests: BTreeMap<(i32, i32), Request>,
     mishaps: Vec<Mishap>,
+    /// The memory of lanes, and whether this run has any.
+    lanes: SharedLanes,
+    has_lanes: bool,
     /// Something happens that may break connections.
     disturbed: bool,
     pub tally: Tally,
@@ -131,7 +135,7 @@ impl Programs {
         let breaks = faults > 0 && !over_datagrams;
         let disturbed = plan.mishaps > 0 || plan.partition_percent > 0 || breaks;
         let mode = rng.pick(&[Mode::Sequential, Mode::Parallel]);
-        let at_once = rng.percent(50);
+        let (at_once, has_lanes) = (rng.percent(50), rng.percent(60));
         let (nodes, letters, asked) = (Vec::new(), Vec::new(), Vec::new());
         let (requests, mishaps, tally) = (BTreeMap::new(), Vec::new(), Tally::default());
         Self {
@@ -145,6 +149,8 @@ impl Programs {
             asked,
             requests,
             mishaps,
+            lanes: SharedLanes::default(),
+            has_lanes,
             disturbed,
             tally,
         }
@@ -167,6 +173,7 @@ impl Programs {
             max_medium: MAX_MEDIUM,
             send_buffers: fabric::BUFFERS,
             give_up_ns: GIVE_UP_NS,
+            lane_after: self.rng.pick(&[1, 3, 16]),
         };
         for (index, (machine, style)) in self.plan.hosts.clone().into_iter().enumerate() {
             let mut seed = [0; 32];
@@ -224,7 +231,11 @@ impl Programs {
         let memory = Memory { segment, addr, key: region.key.0 };
         oracle::fill(&memory, host);
         let own = Remote { addr: addr + SEGMENT as u64, len: SEGMENT_LEN as u64, key: memory.key };
-        let fabric = datagrams::fabric(memory, self.over_datagrams, 1 + host as u64);
+        let mut fabric = datagrams::fabric(memory, self.over_datagrams, 1 + host as u64);
+        if let SimFabric::Posts(posts) = &mut fabric {
+            posts.lanes = MemoryLanes::new(self.lanes.clone());
+            posts.has_lanes = self.has_lanes;
+        }
         // The lowest byte is the index of the UD queue pair.
         let incarnation = (1 + host as u64) << 8;
         let call = |error: CallError| error.to_string();
@@ -459,6 +470,10 @@ impl Programs {
             self.carry_out(world, n);
             let (links, provided) =
                 (self.nodes[n].links.len(), self.nodes[n].core.fabric().slots());
+            let lanes = self.nodes[n].core.fabric_mut().lanes();
+            if lanes.is_some_and(|lanes| lanes.has_overflowed) {
+                world.violate(|| format!("process {n}: more than a lane has room for"));
+            }
             if links > 0 || provided > MOST_SLOTS {
                 world.violate(|| {
                     format!("process {n}: {links} connections and {provided} slots left")

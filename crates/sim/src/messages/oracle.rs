@@ -1,8 +1,8 @@
 //! What programs send, what their handlers do, and what must come of it.
 
 use quipu_am::{
-    Arg, Body, Delivery, DeliveryKind, Fabric, Local, Mode, Operation, Outgoing, Payload, Replied,
-    Status,
+    Arg, Body, Delivery, DeliveryKind, Fabric, FromLane, Local, Mode, Operation, Outgoing, Payload,
+    Replied, Status,
 };
 
 use super::fabric::{MAX_MEDIUM, Memory, SEGMENT, SOURCES};
@@ -163,7 +163,14 @@ impl Programs {
             let node = &mut self.nodes[n];
             let given = node.given.pop_front();
             let next = given.or_else(|| node.core.next_delivery(node.bundle));
-            let Some(mut delivery) = next else { return };
+            let Some(mut delivery) = next.or_else(|| self.take_from_lanes(n)) else {
+                // Senders may have to wake this process now.
+                if self.rng.percent(20) {
+                    self.nodes[n].core.arm_lanes(1);
+                }
+                return self.carry_out(world, n);
+            };
+            let node = &mut self.nodes[n];
             node.idle = 0;
             // There is one endpoint.
             if !node.running.is_empty() {
@@ -181,6 +188,21 @@ impl Programs {
                 self.nodes[n].core.finish(&mut delivery);
             }
             self.carry_out(world, n);
+        }
+    }
+
+    /// The next message of a lane whose handler may run.
+    fn take_from_lanes(&mut self, n: usize) -> Option<Box<Delivery<u16>>> {
+        let node = &mut self.nodes[n];
+        if let Some(lanes) = node.core.fabric_mut().lanes() {
+            lanes.disarm();
+        }
+        loop {
+            match node.core.take_from_lane(node.bundle) {
+                FromLane::Taken => {}
+                FromLane::Run(delivery) => return Some(delivery),
+                FromLane::Nothing | FromLane::Waits => return node.core.next_delivery(node.bundle),
+            }
         }
     }
 
