@@ -386,8 +386,8 @@ impl Engine {
         Ok(found)
     }
 
-    /// Counts a look at memory that peers write into without requests as a poll. To the helper, a program that
-    /// looks there is as busy as one that polls.
+    /// Counts a look at memory that peers write into without requests as a poll. To the helper thread, a
+    /// program that looks there is as busy as one that polls.
     #[inline(always)]
     pub fn count_look(&self) {
         self.inner.count_poll();
