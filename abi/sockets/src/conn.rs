@@ -83,9 +83,11 @@ pub(crate) struct Conn {
     /// Where the receiver was, and one, when the helper last found octets unread; 0 if there were none.
     pub(crate) stuck_at: AtomicU64,
     /// For the helper: see [`Idleness`].
-    idleness: Idleness,
+    pub(crate) idleness: Idleness,
     /// Sends since the kernel was asked whether the peer is alive.
     pub(crate) unasked: AtomicU32,
+    /// The error number with which TCP refused octets of the ring: the program's next send has it. 0: none.
+    pub(crate) failed: AtomicU32,
     /// One of its descriptors, and their number.
     fd: AtomicI32,
     descriptors: AtomicU32,
@@ -164,6 +166,7 @@ impl Conn {
             stuck_at: AtomicU64::new(0),
             idleness: Idleness::default(),
             unasked: AtomicU32::new(0),
+            failed: AtomicU32::new(0),
             fd: AtomicI32::new(-1),
             descriptors: AtomicU32::new(0),
             owners: Owners::none(),
@@ -198,10 +201,10 @@ impl Conn {
         }
         let numbers =
             [&conn.receiving, &conn.sending, &conn.messages_sent, &conn.messages_received];
-        for number in numbers.into_iter().chain([&conn.unasked, &conn.long_messages]) {
+        for number in numbers.into_iter().chain([&conn.unasked, &conn.long_messages, &conn.failed])
+        {
             number.store(0, Ordering::Relaxed);
         }
-        conn.stuck_at.store(0, Ordering::Relaxed);
         conn.idleness.begin();
         conn.nonblocking.store(nonblocking, Ordering::Relaxed);
         conn.set.store(ptr::null_mut(), Ordering::Relaxed);
@@ -209,15 +212,11 @@ impl Conn {
         conn.fd.store(fd, Ordering::Relaxed);
         conn.descriptors.store(0, Ordering::Relaxed);
         conn.owners.replace(owners);
-        if let Ok(mut patience) = conn.patience.lock() {
-            *patience = Patience::default();
+        let _ = conn.patience.lock().map(|mut patience| *patience = Patience::default());
+        let _ = conn.overflow.lock().map(|mut overflow| *overflow = Overflow::default());
+        for number in [&conn.stuck_at, &conn.ring_messages, &conn.closed_until, &conn.rests_until] {
+            number.store(0, Ordering::Relaxed);
         }
-        if let Ok(mut overflow) = conn.overflow.lock() {
-            *overflow = Overflow::default();
-        }
-        conn.ring_messages.store(0, Ordering::Relaxed);
-        conn.closed_until.store(0, Ordering::Relaxed);
-        conn.rests_until.store(0, Ordering::Relaxed);
         conn.reason.store(Reason::Young as u8, Ordering::Relaxed);
         conn.mode.store(Mode::Young as u8, Ordering::Relaxed);
         conn.users.fetch_and(!CLOSED, Ordering::SeqCst);
@@ -303,15 +302,16 @@ impl Conn {
         self.owners.remove()
     }
 
-    /// Gives the memory of the ring in which this end sends back to the system, if nothing was sent since the
-    /// last so many calls of this function. The caller, the helper, is between [`enter`](Self::enter) and
-    /// [`leave`](Self::leave).
+    /// Gives the memory of the ring in which this end sends back to the system, if it is idle. The caller,
+    /// the helper, is between [`enter`](Self::enter) and [`leave`](Self::leave).
     pub(crate) fn trim_idle_ring(&self, map: &Map) {
-        if self.idleness.has_begun(self.counters.sent.load(Ordering::Relaxed))
-            && let Some(_lock) = SendLock::take(map)
-            && map.sender().unread().is_none_or(|(unread, _)| unread == 0)
-        {
-            map.forget_sent();
+        if self.idleness.has_begun(self.counters.sent.load(Ordering::Relaxed)) {
+            match SendLock::take(map) {
+                Some(_lock) if map.sender().unread().is_none_or(|it| it.0 == 0) => {
+                    map.forget_sent()
+                }
+                _ => self.idleness.has_memory_again(),
+            }
         }
     }
 

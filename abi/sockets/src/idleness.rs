@@ -21,6 +21,11 @@ impl Idleness {
         self.trimmed.store(0, Ordering::Relaxed);
     }
 
+    /// The ring has memory although nothing was sent through it since it was trimmed.
+    pub(crate) fn has_memory_again(&self) {
+        self.trimmed.store(u64::MAX, Ordering::Relaxed);
+    }
+
     /// Whether it begins to be idle: true once after each use of the ring.
     pub(crate) fn has_begun(&self, sent: u64) -> bool {
         if self.seen.swap(sent, Ordering::Relaxed) != sent {

@@ -180,7 +180,7 @@ fn raised<S: Source>(
         let Some(lock) = SendLock::take(map) else { return without_lock(conn, map, done) };
         match fill(conn, map, data, total, &mut done) {
             Filled::All => return Plan::Done(total as isize, 0),
-            Filled::UseTcp => return Plan::Kernel(conn, done),
+            Filled::UseTcp => return use_tcp(conn, done),
             Filled::NoMore if done > 0 => return Plan::Done(done as isize, 0),
             Filled::NoMore => return Plan::Kernel(conn, 0),
             Filled::Full => {}
@@ -249,6 +249,8 @@ fn fill<S: Source>(conn: &Conn, map: &Map, data: &mut S, total: usize, done: &mu
                     return Filled::NoMore;
                 }
                 if !sender.publish(head, pieces.len) {
+                    conn.idleness.has_memory_again();
+                    helper::note_activity();
                     *data = before;
                     return Filled::UseTcp;
                 }
@@ -332,13 +334,41 @@ pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
             }
             Withdrawal::Octets { from, pieces } => {
                 let (vectors, len) = map.vectors(pieces);
-                let sent = sys::send_now(fd, &vectors);
+                let sent = sys::send_now(fd, &vectors).or_else(|error| refused(conn, error, len));
                 let is_empty = sender.finish_withdrawal(from, sent.unwrap_or(0).min(len));
                 count(&conn.counters.withdrawals, 1);
-                if is_empty || sent.is_none() {
+                if is_empty || sent.is_err() {
                     return is_empty;
                 }
             }
+        }
+    }
+}
+
+/// TCP has not taken octets of the ring. Where it never will, they are lost, as those that it has taken and
+/// not delivered: all `len` of them are done with. The kernel says why only once, and EPIPE from then on.
+fn refused(conn: &Conn, error: c_int, len: usize) -> Result<usize, c_int> {
+    match error {
+        libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM => return Err(error),
+        libc::EPIPE => {}
+        _ => conn.failed.store(error.cast_unsigned(), Ordering::Relaxed),
+    }
+    conn.leave_ring(Reason::Ended);
+    if error == libc::EPIPE { Ok(len) } else { Err(error) }
+}
+
+/// What goes to the kernel after `done` octets: nothing, if TCP has refused octets of the ring.
+fn use_tcp(conn: &'static Conn, done: usize) -> Plan {
+    if conn.failed.load(Ordering::Relaxed) == 0 {
+        return Plan::Kernel(conn, done);
+    }
+    match (done, conn.failed.swap(0, Ordering::Relaxed)) {
+        (0, error @ 1..) => Plan::Done(-1, error.cast_signed()),
+        (0, 0) => Plan::Kernel(conn, 0),
+        (done, error) => {
+            // The next call has it.
+            conn.failed.store(error, Ordering::Relaxed);
+            Plan::Done(done as isize, 0)
         }
     }
 }

@@ -246,15 +246,18 @@ pub(crate) fn wait_for(fd: c_int, events: libc::c_short, time: Duration) -> Opti
     (count >= 0).then_some(count > 0)
 }
 
-/// Sends octets without waiting. None if none are taken.
-pub(crate) fn send_now(fd: c_int, pieces: &[libc::iovec]) -> Option<usize> {
+/// Sends octets without waiting. An error number if none are taken.
+pub(crate) fn send_now(fd: c_int, pieces: &[libc::iovec]) -> Result<usize, c_int> {
     // SAFETY: all zeroes is a message without an address and without anything else.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.as_ptr().cast_mut();
     message.msg_iovlen = pieces.len() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let sent = quietly(|| call!(SYS_sendmsg, fd, &raw const message, flags));
-    usize::try_from(sent).ok().filter(|sent| *sent > 0)
+    quietly(|| match call!(SYS_sendmsg, fd, &raw const message, flags) {
+        sent @ 1.. => Ok(sent as usize),
+        0 => Err(libc::EAGAIN),
+        _ => Err(errno()),
+    })
 }
 
 /// Reads a file at an offset. None at its end, or for an error.

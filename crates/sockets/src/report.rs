@@ -28,11 +28,13 @@ pub enum Reason {
     Fault,
     /// The user said so.
     Disabled,
+    /// The connection has ended.
+    Ended,
 }
 
 impl Reason {
     /// All of them, by number.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::None,
         Self::Young,
         Self::Asking,
@@ -44,6 +46,7 @@ impl Reason {
         Self::Resources,
         Self::Fault,
         Self::Disabled,
+        Self::Ended,
     ];
 
     /// The reason with a number.
@@ -66,6 +69,7 @@ impl fmt::Display for Reason {
             Self::Resources => "plain: no memory, thread or descriptor was to be had",
             Self::Fault => "plain: the other end broke the protocol",
             Self::Disabled => "plain: QUIPU_SOCKETS says so",
+            Self::Ended => "plain: the connection has ended",
         })
     }
 }
