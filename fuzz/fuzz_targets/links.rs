@@ -21,6 +21,9 @@ mod shares;
 #[path = "../../crates/host/src/packet/split.rs"]
 mod split;
 #[allow(dead_code)]
+#[path = "../../crates/host/src/packet/tag.rs"]
+mod tag;
+#[allow(dead_code)]
 #[path = "../../crates/host/src/packet/vnet.rs"]
 mod vnet;
 
@@ -36,6 +39,7 @@ struct Outgoing {
     len: usize,
     checksum: Option<Checksum>,
     segment: Option<u16>,
+    priority: u8,
 }
 const ETHERNET: usize = 14;
 
@@ -173,16 +177,27 @@ fn departure(input: &mut Input<'_>) {
         len: frame.len(),
         checksum: (checksum != 0).then_some(Checksum { start, at }),
         segment: (segment != 0).then_some(segment),
+        priority: checksum % 8,
     };
-    vnet::free(&mut waiting).expect("a slot")[..frame.len()].copy_from_slice(frame);
-    vnet::push(&mut waiting, &outgoing);
+    // A quarter is in a VLAN, and a quarter has a priority only.
+    let vlan = [None, None, Some(0), Some(7)][usize::from(checksum >> 6)];
+    let vlan = vlan.filter(|_| frame.len() >= ETHERNET);
+    vnet::free(&mut waiting, vlan).expect("a slot")[..frame.len()].copy_from_slice(frame);
+    vnet::push(&mut waiting, &outgoing, vlan);
     let (slot, len) = waiting.get(0).expect("it was put there");
-    assert_eq!(&slot[vnet::LEN..len], frame, "the frame itself stays");
+    let sent = &slot[vnet::LEN..len];
+    match vlan {
+        None => assert_eq!(sent, frame, "the frame itself stays"),
+        Some(vlan) => {
+            assert_eq!((&sent[..12], &sent[16..]), frame.split_at(12), "only a tag is added");
+            assert_eq!(tag::of(sent), Some(tag::control(vlan, checksum % 8)));
+        }
+    }
     let header: &[u8; vnet::LEN] = slot.first_chunk().expect("it is longer");
     assert!(vnet::Header::read(header).datagrams.is_none(), "no trains of datagrams are sent");
     if header[1] != 0 {
         SHARES.reach("a frame to cut");
         let headers = usize::from(u16::from_ne_bytes([header[2], header[3]]));
-        assert!(headers + usize::from(segment) < frame.len(), "more than one segment");
+        assert!(headers + usize::from(segment) < sent.len(), "more than one segment");
     }
 }
