@@ -359,17 +359,15 @@ fn refused(conn: &Conn, error: c_int, len: usize) -> Result<usize, c_int> {
 
 /// What goes to the kernel after `done` octets: nothing, if TCP has refused octets of the ring.
 fn use_tcp(conn: &'static Conn, done: usize) -> Plan {
-    if conn.failed.load(Ordering::Relaxed) == 0 {
-        return Plan::Kernel(conn, done);
-    }
-    match (done, conn.failed.swap(0, Ordering::Relaxed)) {
-        (0, error @ 1..) => Plan::Done(-1, error.cast_signed()),
-        (0, 0) => Plan::Kernel(conn, 0),
-        (done, error) => {
-            // The next call has it.
-            conn.failed.store(error, Ordering::Relaxed);
-            Plan::Done(done as isize, 0)
-        }
+    let has_failed = conn.failed.load(Ordering::Relaxed) != 0;
+    match (has_failed, done) {
+        (false, _) => Plan::Kernel(conn, done),
+        (true, 0) => match conn.failed.swap(0, Ordering::Relaxed) {
+            0 => Plan::Kernel(conn, 0),
+            error => Plan::Done(-1, error.cast_signed()),
+        },
+        // The next call has the error.
+        (true, _) => Plan::Done(done as isize, 0),
     }
 }
 
