@@ -2,14 +2,7 @@
 #include <amudp.h>
 #include <string.h>
 
-#define EXPECT(holds)                                                                                            \
-    do {                                                                                                         \
-        if (!(holds)) {                                                                                          \
-            fprintf(stderr, "line %d: %s is not so\n", __LINE__, #holds);                                        \
-            exit(1);                                                                                             \
-        }                                                                                                        \
-    } while (0)
-#define DONE(call) EXPECT((call) == AM_OK)
+#include "expect.h"
 
 static eb_t bundle, other;
 static ep_t ep;

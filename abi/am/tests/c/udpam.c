@@ -8,14 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define EXPECT(holds)                                                                                            \
-    do {                                                                                                         \
-        if (!(holds)) {                                                                                          \
-            fprintf(stderr, "line %d: %s is not so\n", __LINE__, #holds);                                        \
-            exit(1);                                                                                             \
-        }                                                                                                        \
-    } while (0)
-#define DONE(call) EXPECT((call) == AM_OK)
+#include "expect.h"
+
 #define LOOPBACK 0x7f000001ul
 
 static int replies, gets, returned;

@@ -7,14 +7,8 @@
 #include <udpam.h>
 #include <unistd.h>
 
-#define EXPECT(holds)                                                                                            \
-    do {                                                                                                         \
-        if (!(holds)) {                                                                                          \
-            fprintf(stderr, "line %d: %s is not so\n", __LINE__, #holds);                                        \
-            exit(1);                                                                                             \
-        }                                                                                                        \
-    } while (0)
-#define DONE(call) EXPECT((call) == AM_OK)
+#include "expect.h"
+
 #define PORT 61114
 #define ROUNDS 200
 
