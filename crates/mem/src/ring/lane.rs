@@ -96,7 +96,7 @@ impl LaneProducer {
             place.store(*word, Ordering::Relaxed);
         }
         let first = line[0] & !(0xff << TAG_SHIFT) | tag(self.tail);
-        // Release: whoever sees the tag sees the rest of the line.
+        // Release: a consumer that sees the tag sees the rest of the line.
         row[0].store(first, Ordering::Release);
         self.tail = self.tail.wrapping_add(1);
         self.words.prefetch(first_word(self.tail.wrapping_add(FETCH_AHEAD - 1)), true);
