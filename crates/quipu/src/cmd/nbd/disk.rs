@@ -2,7 +2,9 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
+use quipu::MemoryRegion;
 use quipu_nbd::Extent;
 
 use super::file::FileDisk;
@@ -14,6 +16,13 @@ const PIECE: usize = 64 << 10;
 pub(super) type Take<'a> = dyn FnMut(usize, &[u8]) -> io::Result<()> + 'a;
 /// Fills the bytes at a place of a range.
 pub(super) type Give<'a> = dyn FnMut(usize, &mut [u8]) -> io::Result<()> + 'a;
+
+/// Registered memory that is a part of a disk. Work requests may use it as long as this exists.
+pub(super) struct Placed {
+    pub(super) memory: Arc<MemoryRegion>,
+    pub(super) at: usize,
+    pub(super) len: usize,
+}
 
 /// A disk of a fixed size. Several threads use it at a time; ranges lie within the size.
 pub(super) trait Disk: Send + Sync {
@@ -49,6 +58,10 @@ pub(super) trait Disk: Send + Sync {
             self.write(offset + at as u64, piece)?;
         }
         Ok(())
+    }
+    /// The registered memory in which a range lies, if it does; for a write, such memory is made.
+    fn placed(&self, _offset: u64, _length: usize, _for_write: bool) -> Option<Placed> {
+        None
     }
     /// Returns when everything that was written is on stable storage.
     fn flush(&self) -> io::Result<()>;

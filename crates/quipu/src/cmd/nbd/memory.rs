@@ -1,14 +1,98 @@
-//! A disk in memory, which takes only what was written.
+//! Disks in memory, which take only what was written.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use quipu_nbd::Extent;
 
 use super::disk::{Disk, Give, Take};
 
-/// Bytes of a piece, which has a lock of its own and is absent until it is written.
+/// A disk of pieces of `LEN` bytes. Each has a lock of its own and is absent until it is written.
+pub(super) struct Pieces<T, const LEN: usize> {
+    pub(super) size: u64,
+    pieces: Vec<RwLock<Option<T>>>,
+}
+
+impl<T, const LEN: usize> Pieces<T, LEN> {
+    /// A disk of zeros.
+    pub(super) fn new(size: u64) -> Self {
+        let pieces = size.div_ceil(LEN as u64);
+        Self { size, pieces: (0..pieces).map(|_| RwLock::default()).collect() }
+    }
+
+    /// The piece with a byte of the disk, for reading.
+    pub(super) fn reading(&self, offset: u64) -> RwLockReadGuard<'_, Option<T>> {
+        // Bytes are bytes, also if a thread panicked while it copied some.
+        self.at(offset).read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The piece with a byte of the disk, for writing.
+    pub(super) fn writing(&self, offset: u64) -> RwLockWriteGuard<'_, Option<T>> {
+        self.at(offset).write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn at(&self, offset: u64) -> &RwLock<Option<T>> {
+        &self.pieces[(offset / LEN as u64) as usize]
+    }
+
+    /// Calls `each` with the parts of a range, each within a piece: where it begins on the disk, the part of
+    /// the piece, and where it begins in the range. Ends with the first error.
+    pub(super) fn walk(
+        &self,
+        offset: u64,
+        length: u64,
+        mut each: impl FnMut(u64, Range<usize>, usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (mut at, end) = (offset, offset + length);
+        while at < end {
+            let from = (at % LEN as u64) as usize;
+            let count = (LEN - from).min((end - at) as usize);
+            each(at, from..from + count, (at - offset) as usize)?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes a range read as zeros: `fill` does so with a part of a piece. With `hole`, whole pieces are
+    /// given back.
+    pub(super) fn zero(
+        &self,
+        offset: u64,
+        length: u64,
+        hole: bool,
+        fill: impl Fn(&mut T, Range<usize>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.walk(offset, length, |at, part, _| {
+            let mut piece = self.writing(at);
+            if hole && part.len() == LEN {
+                *piece = None;
+            } else if let Some(bytes) = piece.as_mut() {
+                fill(bytes, part)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// What is allocated.
+    pub(super) fn extents(&self, offset: u64, length: u64) -> io::Result<Vec<Extent>> {
+        let mut extents: Vec<Extent> = Vec::new();
+        self.walk(offset, length, |at, part, _| {
+            let absent = self.reading(at).is_none();
+            match extents.last_mut() {
+                Some(last) if last.hole == absent => last.length += part.len() as u64,
+                _ => {
+                    let length = part.len() as u64;
+                    extents.push(Extent { length, hole: absent, zero: absent });
+                }
+            }
+            Ok(())
+        })?;
+        Ok(extents)
+    }
+}
+
+/// Bytes of a piece.
 const PIECE: usize = 256 << 10;
 
 /// Where a piece begins in a page. Copies are slow on AMD processors where the target is 1 to 31 bytes
@@ -16,8 +100,6 @@ const PIECE: usize = 256 << 10;
 /// the heap puts long blocks 16 bytes after the beginning of one: from here both are far, in both directions.
 const START: usize = 2048;
 const PAGE: usize = 4096;
-
-type Piece = RwLock<Option<Bytes>>;
 
 /// The bytes of a piece.
 struct Bytes {
@@ -49,48 +131,19 @@ impl DerefMut for Bytes {
     }
 }
 
-/// The disk.
-pub(super) struct Memory {
-    size: u64,
-    pieces: Vec<Piece>,
-}
-
-fn reading(piece: &Piece) -> RwLockReadGuard<'_, Option<Bytes>> {
-    // Bytes are bytes, also if a thread panicked while it copied some.
-    piece.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn writing(piece: &Piece) -> RwLockWriteGuard<'_, Option<Bytes>> {
-    piece.write().unwrap_or_else(PoisonError::into_inner)
-}
+/// A disk in the memory of this process.
+pub(super) struct Memory(Pieces<Bytes, PIECE>);
 
 impl Memory {
     /// A disk of zeros.
     pub(super) fn new(size: u64) -> Self {
-        let pieces = size.div_ceil(PIECE as u64);
-        Self { size, pieces: (0..pieces).map(|_| Piece::default()).collect() }
-    }
-
-    /// Calls `each` with the pieces of a range: the piece, its part, and where that lies in the range.
-    fn walk(
-        &self,
-        offset: u64,
-        length: u64,
-        mut each: impl FnMut(&Piece, std::ops::Range<usize>, usize),
-    ) {
-        let (mut at, end) = (offset, offset + length);
-        while at < end {
-            let (index, from) = ((at / PIECE as u64) as usize, (at % PIECE as u64) as usize);
-            let count = (PIECE - from).min((end - at) as usize);
-            each(&self.pieces[index], from..from + count, (at - offset) as usize);
-            at += count as u64;
-        }
+        Self(Pieces::new(size))
     }
 }
 
 impl Disk for Memory {
     fn size(&self) -> u64 {
-        self.size
+        self.0.size
     }
 
     fn is_read_only(&self) -> bool {
@@ -98,50 +151,33 @@ impl Disk for Memory {
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.walk(offset, data.len() as u64, |piece, part, at| {
-            let target = &mut data[at..at + part.len()];
-            match &*reading(piece) {
-                Some(bytes) => target.copy_from_slice(&bytes[part]),
-                None => target.fill(0),
-            }
-        });
-        Ok(())
+        self.read_pieces(offset, data.len(), &mut |at, bytes| {
+            data[at..at + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        })
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.walk(offset, data.len() as u64, |piece, part, at| {
-            let mut piece = writing(piece);
-            let bytes = piece.get_or_insert_with(Bytes::new);
-            let source = &data[at..at + part.len()];
-            bytes[part].copy_from_slice(source);
-        });
-        Ok(())
+        self.write_pieces(offset, data.len(), &mut |at, bytes| {
+            bytes.copy_from_slice(&data[at..at + bytes.len()]);
+            Ok(())
+        })
     }
 
     fn read_pieces(&self, offset: u64, length: usize, take: &mut Take<'_>) -> io::Result<()> {
         static ZEROS: [u8; PIECE] = [0; PIECE];
-        let mut outcome = Ok(());
-        self.walk(offset, length as u64, |piece, part, at| {
-            if outcome.is_ok() {
-                outcome = match &*reading(piece) {
-                    Some(bytes) => take(at, &bytes[part]),
-                    None => take(at, &ZEROS[..part.len()]),
-                };
-            }
-        });
-        outcome
+        self.0.walk(offset, length as u64, |place, part, at| match &*self.0.reading(place) {
+            Some(bytes) => take(at, &bytes[part]),
+            None => take(at, &ZEROS[..part.len()]),
+        })
     }
 
     fn write_pieces(&self, offset: u64, length: usize, give: &mut Give<'_>) -> io::Result<()> {
-        let mut outcome = Ok(());
-        self.walk(offset, length as u64, |piece, part, at| {
-            if outcome.is_ok() {
-                let mut piece = writing(piece);
-                let bytes = piece.get_or_insert_with(Bytes::new);
-                outcome = give(at, &mut bytes[part]);
-            }
-        });
-        outcome
+        self.0.walk(offset, length as u64, |place, part, at| {
+            let mut piece = self.0.writing(place);
+            let bytes = piece.get_or_insert_with(Bytes::new);
+            give(at, &mut bytes[part])
+        })
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -149,30 +185,14 @@ impl Disk for Memory {
     }
 
     fn zero(&self, offset: u64, length: u64, hole: bool) -> io::Result<()> {
-        self.walk(offset, length, |piece, part, _| {
-            let mut piece = writing(piece);
-            if hole && part.len() == PIECE {
-                *piece = None;
-            } else if let Some(bytes) = piece.as_mut() {
-                bytes[part].fill(0);
-            }
-        });
-        Ok(())
+        self.0.zero(offset, length, hole, |bytes, part| {
+            bytes[part].fill(0);
+            Ok(())
+        })
     }
 
     fn extents(&self, offset: u64, length: u64) -> io::Result<Vec<Extent>> {
-        let mut extents: Vec<Extent> = Vec::new();
-        self.walk(offset, length, |piece, part, _| {
-            let absent = reading(piece).is_none();
-            match extents.last_mut() {
-                Some(last) if last.hole == absent => last.length += part.len() as u64,
-                _ => {
-                    let length = part.len() as u64;
-                    extents.push(Extent { length, hole: absent, zero: absent });
-                }
-            }
-        });
-        Ok(extents)
+        self.0.extents(offset, length)
     }
 }
 

@@ -131,7 +131,14 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
 
 fn open(options: &Options) -> Result<Box<dyn Disk>, Failure> {
     let Some(path) = &options.file else {
-        return Ok(Box::new(Memory::new(options.memory.unwrap_or_default())));
+        let size = options.memory.unwrap_or_default();
+        if !options.rdma {
+            return Ok(Box::new(Memory::new(size)));
+        }
+        let domain = rdma::server_domain().map_err(|error| {
+            Failure::new("cannot open the adapter", error, "`quipu doctor` says what it needs.")
+        })?;
+        return Ok(Box::new(rdma::Registered::new(size, domain)));
     };
     disk::open(path, options.read_only).map_err(|error| {
         let what = format!("cannot open {}", path.display());

@@ -1,6 +1,7 @@
 //! NBD over reliable connected queue pairs (`specs/nbd-queue-pairs.md`).
 
 mod client;
+mod disk;
 mod memory;
 mod moves;
 mod server;
@@ -13,6 +14,7 @@ use quipu::{Device, Error, ProtectionDomain};
 use quipu_nbd::messages::Terms;
 
 pub(super) use client::{Data, Link};
+pub(super) use disk::Registered;
 pub(super) use server::{Door, serve};
 pub(super) use session::Session;
 
@@ -28,6 +30,17 @@ fn device() -> Result<Device, Error> {
         *device = Some(Device::from_env()?);
     }
     Ok(device.clone().expect("opened above"))
+}
+
+/// The protection domain of a server: of its disk, and of its clients' queue pairs. Peers have no right to
+/// any of its memory.
+pub(super) fn server_domain() -> Result<ProtectionDomain, Error> {
+    static DOMAIN: Mutex<Option<ProtectionDomain>> = Mutex::new(None);
+    let mut found = DOMAIN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if found.is_none() {
+        *found = Some(domain()?);
+    }
+    Ok(found.clone().expect("made above"))
 }
 
 /// A new protection domain of the adapter.

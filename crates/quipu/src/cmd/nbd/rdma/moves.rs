@@ -89,7 +89,10 @@ impl Moves {
             return None;
         }
         let left = found.job.request.length as usize - found.begun;
-        Some(Piece { place, job: found.job, at: found.begun, len: left.min(PIECE) })
+        // It ends where one of a disk in registered memory may end.
+        let from = (found.job.request.offset + found.begun as u64) % PIECE as u64;
+        let len = left.min(PIECE - from as usize);
+        Some(Piece { place, job: found.job, at: found.begun, len })
     }
 
     /// The RDMA request of the [`next`](Self::next) piece has been posted, with a buffer.
@@ -157,9 +160,11 @@ mod tests {
 
     use super::*;
 
+    const OFFSET: u64 = 3 * PIECE as u64;
+
     fn job(command: Command, length: usize) -> Job {
         let (flags, kind) = (CommandFlags::empty(), command.number());
-        let request = Request { flags, kind, cookie: 7, offset: 5, length: length as u64 };
+        let request = Request { flags, kind, cookie: 7, offset: OFFSET, length: length as u64 };
         let memory = ClientMemory { key: 1, address: 4096 };
         Job { command, request, memory, is_moved: true }
     }
@@ -175,7 +180,7 @@ mod tests {
     fn a_write_is_done_when_all_of_its_pieces_are() {
         let mut moves = Moves::new(4);
         moves.add(job(Command::Write, 2 * PIECE + 1), 3);
-        assert_eq!(moves.next().unwrap().offset(), 5);
+        assert_eq!(moves.next().unwrap().offset(), OFFSET);
         assert_eq!(begin(&mut moves, 0), Some((0, PIECE)));
         assert_eq!(begin(&mut moves, 1), Some((PIECE, PIECE)));
         let (first, wanted) = moves.moved(0).unwrap();
@@ -188,6 +193,17 @@ mod tests {
             let (piece, _) = moves.moved(buffer).unwrap();
             assert_eq!(moves.written(piece, Ok(())).is_some(), ends);
         }
+    }
+
+    #[test]
+    fn pieces_end_at_multiples_of_their_length() {
+        let mut moves = Moves::new(1);
+        let mut job = job(Command::Read, PIECE + 3);
+        job.request.offset += 5;
+        moves.add(job, 0);
+        assert_eq!(begin(&mut moves, 0), Some((0, PIECE - 5)));
+        assert_eq!(begin(&mut moves, 1), Some((PIECE - 5, 8)));
+        assert_eq!(moves.next(), None);
     }
 
     #[test]

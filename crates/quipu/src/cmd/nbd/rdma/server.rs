@@ -15,11 +15,12 @@ use quipu_nbd::messages::{
 };
 use quipu_nbd::{Command, Errno, Export, ProtocolError, ServerOptions};
 
+use super::super::disk::Placed;
 use super::super::serve::{PATIENCE, Service, Trouble, errno};
 use super::client::watch;
 use super::memory::{Places, id, of_id};
 use super::moves::{BUFFERS, Moves, Piece, READS};
-use super::{TERMS, device, domain};
+use super::{TERMS, device, server_domain};
 
 const RECEIVE: u32 = 0;
 const REPLY: u32 = 1;
@@ -84,6 +85,8 @@ struct Client<'a> {
     moves: Moves,
     /// Memory for long data, from the first request with such data on.
     buffers: Option<Places>,
+    /// Memory of the disk that pieces use in place of their buffers.
+    placed: Vec<Option<Placed>>,
     waiting: VecDeque<Waiting>,
     message: Vec<u8>,
     has_ended: bool,
@@ -95,7 +98,7 @@ impl<'a> Client<'a> {
         request: ConnectionRequest,
         peer: Terms,
     ) -> Result<Self, Trouble> {
-        let pd = domain()?;
+        let pd = server_domain()?;
         let credits = u32::from(TERMS.credits);
         let cq = device()?.completion_queue(2 * credits + BUFFERS as u32)?;
         // A peer has no right to any memory of the server.
@@ -128,6 +131,7 @@ impl<'a> Client<'a> {
             replies,
             moves,
             buffers: None,
+            placed: (0..BUFFERS).map(|_| None).collect(),
             waiting: VecDeque::new(),
             message: Vec::new(),
             has_ended: false,
@@ -283,24 +287,33 @@ impl<'a> Client<'a> {
         };
         let Some(buffer) = buffers.take() else { return Ok(()) };
         let Piece { job, at, len, place } = piece;
-        let memory = buffers.sge(buffer, len)?;
+        let is_write = job.command == Command::Write;
+        let placed = self.service.disk.placed(piece.offset(), len, is_write);
+        let memory = match &placed {
+            Some(placed) => [placed.memory.sge(placed.at, placed.len)?],
+            None => buffers.sge(buffer, len)?,
+        };
         let remote = RemoteMemory {
             addr: job.memory.address + at as u64,
             len: len as u64,
             rkey: Key(job.memory.key),
         };
-        if job.command == Command::Write {
+        let is_placed = placed.is_some();
+        self.placed[buffer as usize] = placed;
+        if is_write {
             self.moves.begun(piece, buffer);
             let fetch = Request::read(&memory, remote).id(id(PIECE, buffer));
             return Ok(self.connection.post_send(&fetch)?);
         }
-        let outcome = self.service.disk.read_pieces(piece.offset(), len, &mut |at, bytes| {
-            buffers.write(buffer, at, bytes).map_err(io::Error::other)
-        });
-        if let Err(error) = outcome {
-            buffers.give_back(buffer);
-            self.moves.give_up();
-            return self.finish(job.request.cookie, Err(errno(&error)), place);
+        if !is_placed {
+            let outcome = self.service.disk.read_pieces(piece.offset(), len, &mut |at, bytes| {
+                buffers.write(buffer, at, bytes).map_err(io::Error::other)
+            });
+            if let Err(error) = outcome {
+                buffers.give_back(buffer);
+                self.moves.give_up();
+                return self.finish(job.request.cookie, Err(errno(&error)), place);
+            }
         }
         self.moves.begun(piece, buffer);
         let data = Request::write(&memory, remote).id(id(PIECE, buffer));
@@ -318,12 +331,13 @@ impl<'a> Client<'a> {
     fn moved(&mut self, buffer: u32) -> Result<(), Trouble> {
         let buffers = self.buffers.as_mut().expect("it was used");
         buffers.give_back(buffer);
+        let is_placed = self.placed[buffer as usize].take().is_some();
         let (piece, is_wanted) = self.moves.moved(buffer).expect("it was begun");
         if piece.job.command != Command::Write {
             return Ok(());
         }
         let mut result = Ok(());
-        if is_wanted {
+        if is_wanted && !is_placed {
             let give = &mut |at, bytes: &mut [u8]| {
                 buffers.read_at(buffer, at, bytes).map_err(io::Error::other)
             };
