@@ -91,7 +91,7 @@ pub use exec::{
     may_gain_no_privileges, own_file,
 };
 pub use extended::{IwarpMode, switch_to_iwarp};
-pub use files::{read_to_segment, write_from_segment};
+pub use files::{fill_segment_at, read_to_segment, write_from_segment, write_segment_at};
 pub use interrupts::Interrupts;
 pub use lock::{Guard, Lock};
 pub use qos::QosConfig;

@@ -170,6 +170,55 @@ impl MemoryRegion {
         quipu_host::read_to_segment(file.as_fd(), &self.segment, offset, len)
     }
 
+    /// Fills `len` bytes from `offset` on with those of a file from `place` on, without a copy in between.
+    ///
+    /// ```
+    /// # use quipu::{Access, Config, Device};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let config = Config { address: Some("127.0.0.1".parse().unwrap()), ..Config::default() };
+    /// # let pd = Device::open(config)?.protection_domain()?;
+    /// # let path = std::env::temp_dir().join(format!("quipu-fill-{}", std::process::id()));
+    /// # let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path)?;
+    /// # std::fs::remove_file(&path)?;
+    /// let memory = pd.register(4096, Access::LOCAL_WRITE)?;
+    /// memory.write(10, b"on a string")?;
+    /// memory.write_at(&file, 1 << 20, 10, 11)?;
+    /// memory.fill_at(&file, (1 << 20) + 5, 100, 6)?;
+    /// assert_eq!(memory.to_vec(100, 6)?, b"string");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`write_to`](Self::write_to); and the file ends before (`UnexpectedEof`).
+    pub fn fill_at(
+        &self,
+        file: impl AsFd,
+        place: u64,
+        offset: usize,
+        len: usize,
+    ) -> io::Result<()> {
+        self.pd.device().opened.engine.check_allocated().map_err(io::Error::other)?;
+        quipu_host::fill_segment_at(file.as_fd(), place, &self.segment, offset, len)
+    }
+
+    /// Writes `len` bytes from `offset` on to a file, from `place` on, without a copy in between.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_to`](Self::write_to); and the file takes no more (`WriteZero`).
+    pub fn write_at(
+        &self,
+        file: impl AsFd,
+        place: u64,
+        offset: usize,
+        len: usize,
+    ) -> io::Result<()> {
+        self.pd.device().opened.engine.check_allocated().map_err(io::Error::other)?;
+        quipu_host::write_segment_at(file.as_fd(), place, &self.segment, offset, len)
+    }
+
     /// A copy of `len` bytes from `offset` on.
     ///
     /// # Errors

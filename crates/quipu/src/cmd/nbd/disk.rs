@@ -1,6 +1,7 @@
 //! What is served, copied and attached: a disk.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -58,6 +59,18 @@ pub(super) trait Disk: Send + Sync {
             self.write(offset + at as u64, piece)?;
         }
         Ok(())
+    }
+    /// Reads to registered memory.
+    fn read_to(&self, offset: u64, memory: &MemoryRegion, part: Range<usize>) -> io::Result<()> {
+        self.read_pieces(offset, part.len(), &mut |at, bytes| {
+            memory.write(part.start + at, bytes).map_err(io::Error::other)
+        })
+    }
+    /// Writes what lies in registered memory.
+    fn write_from(&self, offset: u64, memory: &MemoryRegion, part: Range<usize>) -> io::Result<()> {
+        self.write_pieces(offset, part.len(), &mut |at, bytes| {
+            memory.read(part.start + at, bytes).map_err(io::Error::other)
+        })
     }
     /// The registered memory in which a range lies, if it does; for a write, such memory is made.
     fn placed(&self, _offset: u64, _length: usize, _for_write: bool) -> Option<Placed> {

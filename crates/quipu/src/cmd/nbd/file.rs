@@ -2,9 +2,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use quipu::MemoryRegion;
 use quipu_nbd::Extent;
 use rustix::fs::FallocateFlags;
 
@@ -59,6 +61,14 @@ impl Disk for FileDisk {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.file.write_all_at(data, offset)
+    }
+
+    fn read_to(&self, offset: u64, memory: &MemoryRegion, part: Range<usize>) -> io::Result<()> {
+        memory.fill_at(&self.file, offset, part.start, part.len())
+    }
+
+    fn write_from(&self, offset: u64, memory: &MemoryRegion, part: Range<usize>) -> io::Result<()> {
+        memory.write_at(&self.file, offset, part.start, part.len())
     }
 
     fn flush(&self) -> io::Result<()> {

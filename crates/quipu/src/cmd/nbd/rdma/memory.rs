@@ -1,5 +1,7 @@
 //! Registered memory in places of one length for messages.
 
+use std::ops::Range;
+
 use quipu::{Access, Error, MemoryRegion, ProtectionDomain, Sge};
 
 /// Places, numbered from 0.
@@ -47,9 +49,10 @@ impl Places {
         self.memory.write(place as usize * self.len + at, bytes)
     }
 
-    /// Fills `out` with the bytes of a place from `at` on.
-    pub(super) fn read_at(&self, place: u32, at: usize, out: &mut [u8]) -> Result<(), Error> {
-        self.memory.read(place as usize * self.len + at, out)
+    /// The memory, and where the first `len` bytes of a place from `at` on lie in it.
+    pub(super) fn part(&self, place: u32, at: usize, len: usize) -> (&MemoryRegion, Range<usize>) {
+        let from = place as usize * self.len + at;
+        (&self.memory, from..from + len)
     }
 
     /// Copies the first `len` bytes of a place out.

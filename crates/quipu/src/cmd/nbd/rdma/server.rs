@@ -306,10 +306,8 @@ impl<'a> Client<'a> {
             return Ok(self.connection.post_send(&fetch)?);
         }
         if !is_placed {
-            let outcome = self.service.disk.read_pieces(piece.offset(), len, &mut |at, bytes| {
-                buffers.write(buffer, at, bytes).map_err(io::Error::other)
-            });
-            if let Err(error) = outcome {
+            let (memory, part) = buffers.part(buffer, 0, len);
+            if let Err(error) = self.service.disk.read_to(piece.offset(), memory, part) {
                 buffers.give_back(buffer);
                 self.moves.give_up();
                 return self.finish(job.request.cookie, Err(errno(&error)), place);
@@ -338,10 +336,8 @@ impl<'a> Client<'a> {
         }
         let mut result = Ok(());
         if is_wanted && !is_placed {
-            let give = &mut |at, bytes: &mut [u8]| {
-                buffers.read_at(buffer, at, bytes).map_err(io::Error::other)
-            };
-            let written = self.service.disk.write_pieces(piece.offset(), piece.len, give);
+            let (memory, part) = buffers.part(buffer, 0, piece.len);
+            let written = self.service.disk.write_from(piece.offset(), memory, part);
             result = written.map_err(|error| errno(&error));
         }
         let Some((job, mut result)) = self.moves.written(piece, result) else { return Ok(()) };
@@ -373,11 +369,8 @@ impl<'a> Client<'a> {
 
     fn read_short(&mut self, job: &Job, place: u32) -> Result<(), Trouble> {
         let (offset, length) = (job.request.offset, job.request.length as usize);
-        let replies = &self.replies;
-        let outcome = self.service.disk.read_pieces(offset, length, &mut |at, bytes| {
-            replies.write(place, REPLY_HEADER + at, bytes).map_err(io::Error::other)
-        });
-        match outcome {
+        let (memory, part) = self.replies.part(place, REPLY_HEADER, length);
+        match self.service.disk.read_to(offset, memory, part) {
             Ok(()) => {
                 self.replies.write(place, 0, &simple_reply(job.request.cookie, Ok(())))?;
                 self.reply(place, REPLY_HEADER + length)
