@@ -2,6 +2,8 @@
 
 use libc::{c_void, iovec};
 
+use crate::copy::copy;
+
 /// Most pieces that a call takes (`IOV_MAX`).
 pub(crate) const MAX: usize = 1024;
 
@@ -56,7 +58,7 @@ impl<'a> Cursor<'a> {
     pub(crate) unsafe fn copy_out(&mut self, mut to: *mut u8, len: usize) {
         // SAFETY: see above; the peer and the program may change either side, so no references are made.
         self.advance(len, |at, part| unsafe {
-            std::ptr::copy_nonoverlapping(at.cast_const(), to, part);
+            copy(at.cast_const(), to, part);
             to = to.add(part);
         });
     }
@@ -69,19 +71,54 @@ impl<'a> Cursor<'a> {
     pub(crate) unsafe fn copy_in(&mut self, mut from: *const u8, len: usize) {
         // SAFETY: as in `copy_out`.
         self.advance(len, |at, part| unsafe {
-            std::ptr::copy_nonoverlapping(from, at, part);
+            copy(from, at, part);
             from = from.add(part);
         });
     }
 
-    /// The pieces that are left, in a list that has room for them. As many as fit.
-    pub(crate) fn rest<'b>(&self, list: &'b mut [iovec]) -> &'b [iovec] {
-        let count = self.pieces.len().min(list.len());
-        list[..count].copy_from_slice(&self.pieces[..count]);
-        if let Some(first) = list[..count].first_mut() {
-            first.iov_base = first.iov_base.cast::<u8>().wrapping_add(self.used).cast::<c_void>();
-            first.iov_len -= self.used;
+    /// The pieces that are left, in a list that has room for them: as many as fit, and as many octets as
+    /// `most`. The second number is that of their octets.
+    pub(crate) fn rest<'b>(&self, list: &'b mut [iovec], most: usize) -> (&'b [iovec], usize) {
+        let (mut count, mut total) = (0, 0);
+        for (place, piece) in list.iter_mut().zip(self.pieces) {
+            let used = if count == 0 { self.used } else { 0 };
+            let len = (piece.iov_len - used).min(most - total);
+            let at = piece.iov_base.cast::<u8>().wrapping_add(used);
+            *place = iovec { iov_base: at.cast::<c_void>(), iov_len: len };
+            (count, total) = (count + 1, total + len);
+            if total == most {
+                break;
+            }
         }
-        &list[..count]
+        (&list[..count], total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_has_as_many_pieces_and_octets_as_are_wanted() {
+        let octets = [0_u8; 100];
+        let piece = |at: usize, len| iovec {
+            iov_base: octets[at..].as_ptr().cast_mut().cast(),
+            iov_len: len,
+        };
+        let pieces = [piece(0, 10), piece(10, 0), piece(20, 30), piece(60, 40)];
+        let mut cursor = Cursor::new(&pieces);
+        cursor.skip(4);
+        let rest = |room: usize, most: usize| {
+            let mut list = [piece(0, 0); 4];
+            let (rest, total) = cursor.rest(&mut list[..room], most);
+            let offset = |piece: &iovec| piece.iov_base.addr() - octets.as_ptr().addr();
+            (rest.iter().map(|piece| (offset(piece), piece.iov_len)).collect::<Vec<_>>(), total)
+        };
+        assert_eq!(rest(4, usize::MAX), (vec![(4, 6), (10, 0), (20, 30), (60, 40)], 76));
+        assert_eq!(rest(3, usize::MAX), (vec![(4, 6), (10, 0), (20, 30)], 36));
+        assert_eq!(rest(4, 6), (vec![(4, 6)], 6));
+        assert_eq!(rest(4, 17), (vec![(4, 6), (10, 0), (20, 11)], 17));
+        cursor.skip(76);
+        assert!(cursor.rest(&mut [piece(0, 0)], 9).0.is_empty());
     }
 }

@@ -24,6 +24,7 @@
 //! Nothing here panics on purpose: indexes come from checked lengths.
 
 mod conn;
+mod copy;
 mod diag;
 mod entry;
 mod fork;

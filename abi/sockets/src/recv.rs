@@ -279,7 +279,7 @@ fn spin(conn: &Conn, map: &Map) -> Found {
 /// Receives from TCP without waiting, so that the consent can stay. None if nothing was there after all.
 fn from_tcp(conn: &'static Conn, map: &Map, into: &mut Cursor<'_>, flags: c_int) -> Option<Plan> {
     let mut few = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 16];
-    let rest = into.rest(&mut few);
+    let (rest, _) = into.rest(&mut few, usize::MAX);
     let flags = flags | libc::MSG_DONTWAIT;
     let received = sys::receive_now(conn.fd(), rest, flags)?;
     if received == 0 {

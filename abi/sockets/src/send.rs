@@ -37,6 +37,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Octets that are copied into the ring at a time, so that the receiver copies meanwhile.
 const PART: usize = 64 * 1024;
 
+/// Octets that a raised connection hands to the kernel at a time. Until it returns, the ring stays closed.
+const PART_FOR_TCP: usize = 128 * 1024;
+
 /// What the entry point is to do.
 pub(crate) enum Plan {
     /// Hand the call to the kernel as it is; nothing is to be done afterwards.
@@ -74,7 +77,7 @@ pub(crate) fn plan(fd: c_int, data: &mut Cursor<'_>, flags: c_int) -> Plan {
     let before = sys::errno();
     let plan = match data.len() {
         None | Some(0) => Plan::Kernel(conn, 0),
-        Some(total) => raised(conn, map, data, total, flags),
+        Some(total) => raised(conn, map, data, (0, total), flags),
     };
     leave_if_done(conn, &plan);
     sys::set_errno(before);
@@ -102,7 +105,7 @@ pub(crate) fn plan_file(fd: c_int, file: c_int, offset: Option<i64>, len: usize)
     let before = sys::errno();
     let total = len.min(FILE_MOST);
     let mut plan = match offset.filter(|offset| *offset >= 0 && total > 0) {
-        Some(offset) => raised(conn, map, &mut File::new(file, offset), total, 0),
+        Some(offset) => raised(conn, map, &mut File::new(file, offset), (0, total), 0),
         None => Plan::Kernel(conn, 0),
     };
     if matches!(plan, Plan::Kernel(_, 0)) && !empty_ring(conn, map) {
@@ -124,15 +127,54 @@ fn empty_ring(conn: &Conn, map: &Map) -> bool {
     true
 }
 
+/// Octets of a [`Plan::Kernel`] that the kernel is to get at a time.
+pub(crate) fn part_for_tcp(conn: &Conn, flags: c_int) -> usize {
+    let knows_position = conn.mode() == Mode::Raised && conn.sends.load(Ordering::SeqCst);
+    if knows_position && flags & !HARMLESS == 0 { PART_FOR_TCP } else { usize::MAX }
+}
+
+/// Whether the kernel gets what is left in parts.
+pub(crate) fn is_divided(conn: &Conn, data: &Cursor<'_>, flags: c_int) -> bool {
+    data.len().is_some_and(|len| len > part_for_tcp(conn, flags))
+}
+
+/// The kernel has sent a whole part of a [`Plan::Kernel`], `sent` octets after `before` others. What is to be
+/// done with the octets that are left.
+pub(crate) fn go_on(
+    conn: &'static Conn,
+    before: usize,
+    sent: usize,
+    data: &mut Cursor<'_>,
+    flags: c_int,
+) -> Plan {
+    let done = before + sent;
+    let left = data.len().unwrap_or(0);
+    if left == 0 {
+        return Plan::Done(finish(conn, before, sent as isize), 0);
+    }
+    let Some(map) = conn.map() else { return Plan::Kernel(conn, done) };
+    let errno = sys::errno();
+    note_sent_over_tcp(conn, map, sent);
+    let plan = raised(conn, map, data, (done, done + left), flags);
+    leave_if_done(conn, &plan);
+    sys::set_errno(errno);
+    plan
+}
+
+fn note_sent_over_tcp(conn: &Conn, map: &Map, sent: usize) {
+    if conn.sends.load(Ordering::SeqCst) {
+        map.own().sent.fetch_add(sent as u64, Ordering::SeqCst);
+        count(&conn.counters.tcp_sent, sent);
+    }
+}
+
 /// The kernel has sent octets of a [`Plan::Kernel`]. The value to return for the call.
 pub(crate) fn finish(conn: &'static Conn, before: usize, sent: isize) -> isize {
     if let Ok(sent) = usize::try_from(sent)
         && sent > 0
         && let Some(map) = conn.map()
-        && conn.sends.load(Ordering::SeqCst)
     {
-        map.own().sent.fetch_add(sent as u64, Ordering::SeqCst);
-        count(&conn.counters.tcp_sent, sent);
+        note_sent_over_tcp(conn, map, sent);
     }
     conn.note_length(usize::try_from(sent).unwrap_or(0));
     conn.sending.fetch_sub(1, Ordering::SeqCst);
@@ -168,14 +210,13 @@ fn raised<S: Source>(
     conn: &'static Conn,
     map: &Map,
     data: &mut S,
-    total: usize,
+    (mut done, total): (usize, usize),
     flags: c_int,
 ) -> Plan {
     if !is_in_step(conn, map) {
-        return Plan::Kernel(conn, 0);
+        return Plan::Kernel(conn, done);
     }
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking.load(Ordering::Relaxed);
-    let mut done = 0;
     loop {
         let Some(lock) = SendLock::take(map) else { return without_lock(conn, map, done) };
         match fill(conn, map, data, total, &mut done) {

@@ -105,6 +105,25 @@ fn a_stream_that_nobody_answers_goes_through_memory_too() {
 }
 
 #[test]
+fn a_long_message_that_begins_over_tcp_goes_on_through_memory() {
+    let Some(program) = program("long") else { return };
+    for preloaded in [false, true] {
+        let mut command = Command::new(&program);
+        command.env_remove("LD_PRELOAD");
+        if preloaded {
+            command.env("LD_PRELOAD", library());
+        }
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.ends_with("done\n"), "{preloaded}: {text}{errors}");
+        let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
+        let octets: u64 = octets.and_then(|octets| octets.parse().ok()).unwrap_or(0);
+        assert!(octets >= 16_384 || !preloaded, "{octets} octets went through memory");
+    }
+}
+
+#[test]
 fn a_connection_that_returns_to_tcp_has_the_options_of_the_program() {
     let Some(program) = program("handler") else { return };
     let output = Command::new(&program).env("LD_PRELOAD", library()).output().unwrap();

@@ -38,27 +38,40 @@ fn done(value: isize, errno: c_int) -> ssize_t {
     value
 }
 
-/// Sends what is left by the kernel.
+/// Sends what is left by the kernel. Where that is much, after each part of it there is a look whether the
+/// receiver has consented to the ring meanwhile.
 fn kernel_sends(
     fd: c_int,
     conn: &'static Conn,
-    before: usize,
-    data: &Cursor<'_>,
+    mut before: usize,
+    data: &mut Cursor<'_>,
     flags: c_int,
 ) -> ssize_t {
-    let mut few = [NOTHING; FEW];
-    let rest = data.rest(&mut few);
-    let errno = sys::errno();
-    // SAFETY: all zeroes is an empty message.
-    let mut message: msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = rest.as_ptr().cast_mut();
-    message.msg_iovlen = rest.len() as _;
-    let sent =
-        real!(sendmsg(fd => c_int, &raw const message => *const msghdr, flags => c_int) -> ssize_t);
-    if before > 0 && sent < 0 {
-        sys::set_errno(errno);
+    loop {
+        let mut few = [NOTHING; FEW];
+        let (rest, len) = data.rest(&mut few, send::part_for_tcp(conn, flags));
+        let errno = sys::errno();
+        // SAFETY: all zeroes is an empty message.
+        let mut message: msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = rest.as_ptr().cast_mut();
+        message.msg_iovlen = rest.len() as _;
+        // A call that has sent something returns how much that is, and raises no SIGPIPE.
+        let flags_now = if before > 0 { flags | libc::MSG_NOSIGNAL } else { flags };
+        let sent = real!(sendmsg(fd => c_int, &raw const message => *const msghdr,
+            flags_now => c_int) -> ssize_t);
+        if before > 0 && sent < 0 {
+            sys::set_errno(errno);
+        }
+        if usize::try_from(sent) != Ok(len) {
+            return send::finish(conn, before, sent);
+        }
+        data.skip(len);
+        match send::go_on(conn, before, len, data, flags) {
+            Plan::Done(value, errno) => return done(value, errno),
+            Plan::Kernel(_, so_far) => before = so_far,
+            Plan::Pass => return (before + len) as ssize_t,
+        }
     }
-    send::finish(conn, before, sent)
 }
 
 /// Receives what is left by the kernel.
@@ -70,7 +83,7 @@ fn kernel_receives(
     flags: c_int,
 ) -> ssize_t {
     let mut few = [NOTHING; FEW];
-    let rest = into.rest(&mut few);
+    let (rest, _) = into.rest(&mut few, usize::MAX);
     // SAFETY: all zeroes is an empty message.
     let mut message: msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = rest.as_ptr().cast_mut();
@@ -91,11 +104,11 @@ macro_rules! sends {
             match send::plan($fd, &mut data, $flags) {
                 Plan::Pass => real!($real($fd => c_int $(, $arg => $ty)*) -> ssize_t),
                 Plan::Done(value, errno) => done(value, errno),
-                Plan::Kernel(conn, 0) => {
+                Plan::Kernel(conn, 0) if !send::is_divided(conn, &data, $flags) => {
                     let sent = real!($real($fd => c_int $(, $arg => $ty)*) -> ssize_t);
                     send::finish(conn, 0, sent)
                 }
-                Plan::Kernel(conn, before) => kernel_sends($fd, conn, before, &data, $flags),
+                Plan::Kernel(conn, before) => kernel_sends($fd, conn, before, &mut data, $flags),
             }
         }
     )*};
@@ -249,13 +262,19 @@ unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_
             real!(sendmsg(fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t)
         }
         Plan::Done(value, errno) => done(value, errno),
-        Plan::Kernel(conn, 0) => {
+        Plan::Kernel(conn, 0) if has_control(message) || !send::is_divided(conn, &data, flags) => {
             let sent =
                 real!(sendmsg(fd => c_int, message => *const msghdr, flags => c_int) -> ssize_t);
             send::finish(conn, 0, sent)
         }
-        Plan::Kernel(conn, before) => kernel_sends(fd, conn, before, &data, flags),
+        Plan::Kernel(conn, before) => kernel_sends(fd, conn, before, &mut data, flags),
     }
+}
+
+/// Whether a message has control data, which goes with its first octet.
+fn has_control(message: *const msghdr) -> bool {
+    // SAFETY: the program passes a message, or null.
+    unsafe { message.as_ref() }.is_some_and(|message| message.msg_controllen > 0)
 }
 
 /// Has sockets stay with the kernel that are sent to another process (SCM_RIGHTS).
