@@ -78,6 +78,26 @@ pub(crate) struct End {
     pub(crate) closed: AtomicU32,
     /// Octets that this end has sent.
     pub(crate) sent: AtomicU64,
+    /// Processor on which this end was when it last sent, and one; 0 if that is not known.
+    processor: AtomicU32,
+}
+
+impl End {
+    /// This thread is sending.
+    #[inline]
+    pub(crate) fn note_processor(&self) {
+        let processor = sys::processor().wrapping_add(1).cast_unsigned();
+        if self.processor.load(Ordering::Relaxed) != processor {
+            self.processor.store(processor, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it was last on this processor.
+    #[inline]
+    pub(crate) fn is_on(&self, processor: i32) -> bool {
+        let own = processor.wrapping_add(1).cast_unsigned();
+        own != 0 && self.processor.load(Ordering::Relaxed) == own
+    }
 }
 
 #[repr(C)]

@@ -120,6 +120,9 @@ impl Watched {
         let Ok(mut patience) = first.patience.try_lock() else { return false };
         patience.came_by_ring(first.ring_messages.swap(0, Ordering::Relaxed));
         let Some(mut spin) = Spin::begin(&mut patience) else { return false };
+        let is_sender_here = |processor| {
+            self.iter().any(|(_, conn)| conn.map().is_some_and(|map| map.peer().is_on(processor)))
+        };
         for (_, conn) in self.iter().filter(|(_, conn)| consents(conn)) {
             conn.is_watched.store(true, Ordering::Relaxed);
             if let Some(map) = conn.map() {
@@ -134,7 +137,7 @@ impl Watched {
                 }
                 std::hint::spin_loop();
             }
-            match spin.goes_on() {
+            match spin.goes_on(is_sender_here) {
                 Some(true) if is_ready() => {
                     spin.found();
                     return true;

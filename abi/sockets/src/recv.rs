@@ -263,7 +263,7 @@ fn spin(conn: &Conn, map: &Map) -> Found {
             }
             std::hint::spin_loop();
         }
-        match spin.goes_on() {
+        match spin.goes_on(|processor| map.peer().is_on(processor)) {
             Some(true) if sys::is_readable(conn.fd()) => {
                 spin.found_in_tcp();
                 return Found::Tcp;

@@ -164,6 +164,7 @@ pub(crate) fn go_on(
 fn note_sent_over_tcp(conn: &Conn, map: &Map, sent: usize) {
     if conn.sends.load(Ordering::SeqCst) {
         map.own().sent.fetch_add(sent as u64, Ordering::SeqCst);
+        map.own().note_processor();
         count(&conn.counters.tcp_sent, sent);
     }
 }
@@ -296,6 +297,7 @@ fn fill<S: Source>(conn: &Conn, map: &Map, data: &mut S, total: usize, done: &mu
                     return Filled::UseTcp;
                 }
                 map.own().sent.store(sent + pieces.len as u64, Ordering::SeqCst);
+                map.own().note_processor();
                 count(&conn.counters.sent, pieces.len);
                 *done += pieces.len;
                 helper::note_activity();

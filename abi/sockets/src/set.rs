@@ -23,6 +23,8 @@ use crate::table::{self, Entry};
 
 /// Most sockets of a set that have consented at a time: each wait looks at all of them.
 const MAX_ACTIVE: usize = 512;
+/// Sockets whose senders' processors are looked at.
+const MAX_SENDERS: usize = 16;
 /// Waits in a row, and time, in which rings alone are looked at.
 const RING_WAITS: u32 = 16;
 const RING_NS: u64 = 50_000;
@@ -449,7 +451,7 @@ impl Set {
             }
             drop(inner);
             std::hint::spin_loop();
-            match spin.goes_on() {
+            match spin.goes_on(|processor| self.has_sender_on(processor)) {
                 None => break None,
                 Some(false) => {}
                 Some(true) => match ask_kernel() {
@@ -464,6 +466,13 @@ impl Set {
         patience.came_by_ring(more);
         lock(&self.inner).patience = patience;
         result
+    }
+
+    /// Whether one of the sockets whose rings are looked at has its other end on a processor.
+    fn has_sender_on(&self, processor: i32) -> bool {
+        let inner = lock(&self.inner);
+        let mut active = inner.active.iter().take(MAX_SENDERS);
+        active.any(|Active { conn, .. }| conn.map().is_some_and(|map| map.peer().is_on(processor)))
     }
 
     /// Has sockets consent that did before the sleep: what follows the octets that have woken the thread

@@ -4,10 +4,14 @@ use quipu_sockets::patience::Patience;
 
 use crate::sys;
 
-/// Time between two questions to the kernel.
+/// Time between two questions to the kernel, and between two looks at the processors of senders.
 const ASK_NS: u64 = 3_000;
 /// More time between two looks means that another thread had the processor.
 const GAP_NS: u64 = 40_000;
+/// How often a look gives the processor to a sender that was last on the same one, without any news.
+const MAX_YIELDS: u32 = 3;
+/// What a sender that gets the processor may take for one batch of messages. More is another thread's time.
+const BATCH_NS: u64 = 1_000_000;
 
 /// One look that may take a while.
 pub(crate) struct Spin<'a> {
@@ -16,6 +20,11 @@ pub(crate) struct Spin<'a> {
     deadline: u64,
     last: u64,
     asked: u64,
+    /// When the senders' processors were looked at; 0 before that.
+    compared: u64,
+    /// Time for which senders on this processor had it, and how often.
+    given_ns: u64,
+    yields: u32,
 }
 
 impl<'a> Spin<'a> {
@@ -26,12 +35,14 @@ impl<'a> Spin<'a> {
         if budget == 0 || !crate::process::has_processors() {
             return None;
         }
-        Some(Self { patience, begun: now, deadline: now + budget, last: now, asked: now })
+        let (begun, deadline) = (now, now + budget);
+        let (last, asked) = (now, now);
+        Some(Self { patience, begun, deadline, last, asked, compared: 0, given_ns: 0, yields: 0 })
     }
 
     /// Something was found.
     pub(crate) fn found(&mut self) {
-        self.patience.waited(self.last - self.begun);
+        self.patience.waited((self.last - self.begun).saturating_sub(self.given_ns));
     }
 
     /// It was in the ring that was looked at.
@@ -47,8 +58,9 @@ impl<'a> Spin<'a> {
     }
 
     /// Whether to look again, and to ask the kernel before that. None once the time is over; the
-    /// look has ended then.
-    pub(crate) fn goes_on(&mut self) -> Option<bool> {
+    /// look has ended then. A sender that was last on this processor (`is_sender_here`) gets it: while this
+    /// thread looks, it could not send.
+    pub(crate) fn goes_on(&mut self, is_sender_here: impl Fn(i32) -> bool) -> Option<bool> {
         let now = sys::now_ns();
         let gap = now - self.last;
         self.last = now;
@@ -57,13 +69,32 @@ impl<'a> Spin<'a> {
             return None;
         }
         if now > self.deadline {
-            self.patience.lost(now, now - self.begun);
+            self.patience.lost(now, now - self.begun - self.given_ns);
             return None;
+        }
+        if self.yields < MAX_YIELDS && now - self.compared > ASK_NS {
+            if is_sender_here(sys::processor()) {
+                self.give_way(now);
+                return Some(false);
+            }
+            self.compared = now;
         }
         let ask = now - self.asked > ASK_NS;
         if ask {
             self.asked = now;
         }
         Some(ask)
+    }
+
+    fn give_way(&mut self, now: u64) {
+        std::thread::yield_now();
+        self.last = sys::now_ns();
+        let given = self.last - now;
+        self.yields += 1;
+        self.given_ns += given;
+        self.deadline += given;
+        if given > BATCH_NS {
+            self.patience.lost(self.last, given - BATCH_NS);
+        }
     }
 }

@@ -134,6 +134,13 @@ pub(crate) fn thread() -> u32 {
     })
 }
 
+/// The processor on which this thread runs.
+#[inline]
+pub(crate) fn processor() -> i32 {
+    // SAFETY: asks for a number.
+    unsafe { libc::sched_getcpu() }
+}
+
 /// This process's number, as the kernel says now: in a child of vfork(2) it differs from the
 /// parent's, whose memory it uses.
 pub(crate) fn process() -> u32 {

@@ -123,6 +123,26 @@ fn a_long_message_that_begins_over_tcp_goes_on_through_memory() {
     }
 }
 
+/// Round trips, and how often they are tried: other programs may keep a receiver from looking.
+const TRIPS: u64 = 20_000;
+const TRIES: u32 = 5;
+
+#[test]
+fn processes_that_share_a_processor_take_turns_without_tcp() {
+    let Some(program) = program("neighbors") else { return };
+    let by_memory = || {
+        let mut command = Command::new(&program);
+        let output = command.arg(TRIPS.to_string()).env("LD_PRELOAD", library()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.ends_with("done\n"), "{text}{errors}");
+        let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
+        octets.and_then(|octets| octets.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let most = (0..TRIES).map(|_| by_memory()).find(|octets| *octets > TRIPS / 2);
+    assert!(most.is_some(), "less than half of {TRIPS} octets went through memory");
+}
+
 #[test]
 fn a_connection_that_returns_to_tcp_has_the_options_of_the_program() {
     let Some(program) = program("handler") else { return };

@@ -16,10 +16,6 @@ const WORTH_NS: u64 = 500_000;
 /// Shortest and longest look.
 const SHORTEST_NS: u64 = 20_000;
 const LONGEST_NS: u64 = 1_000_000;
-/// Shortest look of a receiver that has saved so much: a sender that was interrupted is back by then, and the
-/// stream stays in the ring.
-const RICH_SHORTEST_NS: u64 = 100_000;
-const RICH_NS: u64 = 5_000_000;
 /// A longer wait counts as one of this length.
 const MOST_NS: u64 = 2_000_000;
 /// What is expected of a receiver that has not waited yet.
@@ -79,8 +75,7 @@ impl Patience {
         if now < self.paused_until || self.expected > WORTH_NS {
             return 0;
         }
-        let shortest = if self.saved_ns >= RICH_NS { RICH_SHORTEST_NS } else { SHORTEST_NS };
-        (self.expected * 2).clamp(shortest, LONGEST_NS)
+        (self.expected * 2).clamp(SHORTEST_NS, LONGEST_NS)
     }
 
     /// A wait is over, which took so long. Short ones are believed sooner than long ones.
@@ -232,16 +227,6 @@ mod tests {
         patience.came_by_ring(u64::MAX);
         patience.lost(0, MAX_SAVED_NS + 1);
         assert_eq!(patience.budget_ns(MIN_REST_NS - 1), 0, "not more than is kept");
-    }
-
-    #[test]
-    fn looks_are_not_very_short_where_much_was_saved() {
-        let mut patience = Patience::default();
-        (0..20).for_each(|_| patience.waited(1000));
-        patience.came_by_ring(RICH_NS / SAVED_NS);
-        assert_eq!(patience.budget_ns(0), RICH_SHORTEST_NS);
-        patience.lost(0, RICH_SHORTEST_NS);
-        assert_eq!(patience.budget_ns(0), SHORTEST_NS);
     }
 
     #[test]
