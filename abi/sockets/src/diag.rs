@@ -101,6 +101,24 @@ fn from_storage(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
+/// Path MTUs below this are those of networks: the kernel carries what stays on a host by `lo`, with 65536.
+const LOCAL_MTU: c_int = 16_384;
+
+/// Whether it is plain that the other end of a connection is on another host. This opens no descriptor.
+pub(crate) fn is_on_another_host(fd: c_int) -> bool {
+    sys::quietly(|| {
+        let Some((local, remote)) = addresses(fd) else { return false };
+        if remote.ip().is_loopback() || remote.ip() == local.ip() {
+            return false;
+        }
+        let mtu = match sys::option(fd, libc::IPPROTO_IP, libc::IP_MTU) {
+            Some(mtu) => Some(mtu),
+            None => sys::option(fd, libc::IPPROTO_IPV6, libc::IPV6_MTU),
+        };
+        mtu.is_some_and(|mtu: c_int| (1..LOCAL_MTU).contains(&mtu))
+    })
+}
+
 /// The socket whose local address is `remote` and whose remote address is `local`.
 pub(crate) fn other_end(local: SocketAddr, remote: SocketAddr) -> Option<Other> {
     let flags = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;

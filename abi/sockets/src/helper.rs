@@ -26,6 +26,8 @@ const TICK: Duration = Duration::from_millis(5);
 const QUICK_TICK: Duration = Duration::from_millis(1);
 /// Ticks without any activity after which the helper sleeps until it is woken.
 const IDLE_TICKS: u32 = 40;
+/// Time between a change that only the report shows, and the report.
+const REPORT_TIME: Duration = Duration::from_millis(200);
 /// When the connecting process tries, in milliseconds after the first time.
 const ATTEMPTS_MS: [u64; 9] = [0, 1, 3, 6, 15, 40, 100, 300, 1000];
 /// For how long the listening process waits.
@@ -38,6 +40,8 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 static BELL: AtomicU32 = AtomicU32::new(0);
 /// The helper sleeps without a limit.
 static ASLEEP: AtomicBool = AtomicBool::new(false);
+/// The report is to be written although nothing else is to be done.
+static REPORTS: AtomicBool = AtomicBool::new(false);
 /// Set by every send into a ring.
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 
@@ -56,10 +60,15 @@ pub(crate) fn forget() {
     STARTED.store(false, Ordering::SeqCst);
     ASLEEP.store(false, Ordering::SeqCst);
     ACTIVE.store(false, Ordering::SeqCst);
+    REPORTS.store(false, Ordering::SeqCst);
 }
 
 /// Has the other end of a connection asked whether it runs Quipu.
 pub(crate) fn ask(conn: &'static Conn) {
+    if diag::is_on_another_host(conn.fd()) {
+        conn.give_up(Mode::Asking, Reason::OtherHost);
+        return report_soon();
+    }
     sys::quietly(|| {
         lock().push((conn, conn.life.load(Ordering::Relaxed)));
         if start() {
@@ -73,6 +82,17 @@ pub(crate) fn ask(conn: &'static Conn) {
 fn wake() {
     BELL.fetch_add(1, Ordering::SeqCst);
     sys::futex_wake(BELL.as_ptr());
+}
+
+/// A connection is known to stay plain: the helper writes the report within some time.
+pub(crate) fn report_soon() {
+    let is_known = REPORTS.swap(true, Ordering::SeqCst);
+    if !is_known && (ASLEEP.load(Ordering::SeqCst) || !STARTED.load(Ordering::Relaxed)) {
+        sys::quietly(|| {
+            start();
+            wake();
+        });
+    }
 }
 
 /// Something was sent into a ring: the helper looks now and then whether it is read.
@@ -149,7 +169,7 @@ fn run() {
     let own = Fd(own);
     let mut meetings: Vec<Meeting> = Vec::new();
     let mut report = report::Report::default();
-    let mut idle = 0;
+    let mut idle = IDLE_TICKS;
     loop {
         let bell = BELL.load(Ordering::SeqCst);
         let fresh = std::mem::take(&mut *lock());
@@ -165,11 +185,12 @@ fn run() {
             continue;
         }
         ASLEEP.store(true, Ordering::SeqCst);
+        let time = REPORTS.swap(false, Ordering::SeqCst).then_some(REPORT_TIME);
         if !ACTIVE.load(Ordering::SeqCst) {
-            sys::futex_wait(BELL.as_ptr(), bell, None);
+            sys::futex_wait(BELL.as_ptr(), bell, time);
         }
         ASLEEP.store(false, Ordering::SeqCst);
-        idle = 0;
+        idle = if time.is_some() { IDLE_TICKS } else { 0 };
     }
 }
 
@@ -182,6 +203,7 @@ pub(crate) fn copy(own: &Fd, fd: c_int) -> Option<Fd> {
 fn begin(own: &Fd, conn: &'static Conn, life: u32) -> Option<Meeting> {
     let failed = |reason| {
         conn.give_up(Mode::Asking, reason);
+        REPORTS.store(true, Ordering::SeqCst);
         None
     };
     if !conn.enter() {

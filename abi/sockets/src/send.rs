@@ -50,6 +50,12 @@ pub(crate) enum Plan {
     Kernel(&'static Conn, usize),
 }
 
+/// Whether this library does nothing for calls of a descriptor.
+#[inline]
+pub(crate) fn is_plain(fd: c_int) -> bool {
+    table::conn(fd).is_none_or(|conn| conn.mode() == Mode::Plain)
+}
+
 /// The socket of a descriptor, for one call. The caller must [`Conn::leave`].
 #[inline]
 pub(crate) fn enter(fd: c_int) -> Option<&'static Conn> {

@@ -99,6 +99,9 @@ macro_rules! sends {
         $pieces:expr);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($fd: c_int $(, $arg: $ty)*) -> ssize_t {
+            if send::is_plain($fd) {
+                return real!($real($fd => c_int $(, $arg => $ty)*) -> ssize_t);
+            }
             let pieces = $pieces;
             let mut data = Cursor::new(&pieces[..]);
             match send::plan($fd, &mut data, $flags) {
@@ -132,6 +135,9 @@ macro_rules! receives {
         $pieces:expr);)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($fd: c_int $(, $arg: $ty)*) -> ssize_t {
+            if send::is_plain($fd) {
+                return real!($real($fd => c_int $(, $arg => $ty)*) -> ssize_t);
+            }
             let pieces = $pieces;
             let mut into = Cursor::new(&pieces[..]);
             match recv::plan($fd, &mut into, $flags) {

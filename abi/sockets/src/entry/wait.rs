@@ -2,10 +2,12 @@
 
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
+use crate::conn::Mode;
 use crate::poll::{self, Watched};
 use crate::real::real;
 use crate::set::Set;
-use crate::{life, sys, table};
+use crate::table::{self, Entry};
+use crate::{life, sys};
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
@@ -28,14 +30,21 @@ unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    if let Some(set) = table::set(epfd) {
+    let is_of_kernel = match table::get(fd) {
+        None => true,
+        Some(Entry::Conn(conn)) => conn.mode() == Mode::Plain,
+        Some(Entry::Set(_)) => false,
+    };
+    if let Some(set) = table::set(epfd)
+        && !is_of_kernel
+    {
         return set.control(epfd, op, fd, event);
     }
     if let Some(inside) = table::set(fd) {
         inside.leave_to_kernel();
     }
     // A set that this library does not know: what is in it is not seen.
-    if op == libc::EPOLL_CTL_ADD {
+    if op == libc::EPOLL_CTL_ADD && !is_of_kernel {
         life::plain_fd(fd, quipu_sockets::report::Reason::Unseen);
     }
     real!(epoll_ctl(epfd => c_int, op => c_int, fd => c_int, event => *mut epoll_event) -> c_int)
