@@ -19,6 +19,7 @@ use crate::event::{Action, Event};
 use crate::gids::Gids;
 use crate::link::{LinkState, PeerMemory, Restless};
 use crate::multicast::GroupMember;
+use crate::number_table::NumberTable;
 use crate::probe::{NoProbe, Probe};
 use crate::qp::Qp;
 use crate::qpip::Inet;
@@ -29,7 +30,7 @@ use crate::slab::Slab;
 use crate::transmit::lanes::Lanes;
 use crate::types::{
     AhId, AsyncEvent, ChannelId, Completion, ConnId, CountersId, CqId, LinkId, MrId, MwId, PdId,
-    QpId, QpNum, SrqId, TableId, Time, WcStatus, XrcdId,
+    QpId, SrqId, TableId, Time, WcStatus, XrcdId,
 };
 use crate::unordered::Unordered;
 
@@ -143,7 +144,7 @@ pub(crate) struct Hub<P> {
     pub(crate) last_srq_number: u32,
     pub(crate) conns: Slab<ConnId, Conn>,
     pub(crate) links: Slab<LinkId, LinkState>,
-    pub(crate) numbers: BTreeMap<QpNum, QpId>,
+    pub(crate) numbers: NumberTable,
     pub(crate) events: VecDeque<Event>,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) alarms: BTreeSet<(Time, Alarm)>,
@@ -332,7 +333,7 @@ impl<P: Probe> Adapter<P> {
                 last_srq_number: 0,
                 conns: Slab::new(slots(config.max_qp) + slots(config.max_half_open)),
                 links: Slab::new(4096),
-                numbers: BTreeMap::new(),
+                numbers: NumberTable::new(),
                 events: VecDeque::new(),
                 actions: VecDeque::new(),
                 alarms: BTreeSet::new(),

@@ -111,7 +111,7 @@ impl<P: Probe> Adapter<P> {
     /// Whether completions of a queue pair wait to be taken.
     #[must_use]
     pub fn has_unread(&self, num: QpNum) -> bool {
-        let qp = self.hub.numbers.get(&num).and_then(|&id| self.qps.get(id));
+        let qp = self.hub.numbers.get(num).and_then(|id| self.qps.get(id));
         qp.is_some_and(|qp| {
             let queues = [qp.send_cq, qp.recv_cq].map(|id| self.hub.cqs.get(id));
             queues.into_iter().flatten().any(|cq| cq.has_of(num))

@@ -22,8 +22,8 @@ use crate::requester;
 use crate::responder::{self, Finish, Refusal};
 use crate::transmit::{lanes, marking};
 use crate::types::{
-    AddressVector, AhId, PdId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra, WcOpcode,
-    WcStatus,
+    AddressVector, AhId, PdId, QpId, QpNum, QpState, QpType, SendFlags, SendOp, Time, WcExtra,
+    WcOpcode, WcStatus,
 };
 
 /// The longest message of a datagram queue pair: the largest MTU of InfiniBand.
@@ -169,15 +169,15 @@ impl<P: Probe> Adapter<P> {
         Ok(())
     }
 
-    /// The next queue pair with datagrams to send, in round robin order. Call
+    /// The next queue pair with datagrams to send, in round robin order, and its number. Call
     /// [`transmit_datagram`](Self::transmit_datagram) for it until that gives `None`, or say by
-    /// [`resume_datagrams`](Self::resume_datagrams) when to go on.
+    /// [`resume_sender`](Self::resume_sender) or [`resume_datagrams`](Self::resume_datagrams) when to go on.
     #[inline]
-    pub fn next_datagrams(&mut self) -> Option<QpNum> {
+    pub fn next_datagrams(&mut self) -> Option<(QpId, QpNum)> {
         while let Some(id) = self.hub.datagrams_ready.pop_front() {
             if let Some(qp) = self.qps.get_mut(id) {
                 qp.path = Path::Datagrams { listed: false };
-                return Some(qp.num);
+                return Some((id, qp.num));
             }
         }
         None
@@ -185,14 +185,8 @@ impl<P: Probe> Adapter<P> {
 
     /// Writes the next datagram of a queue pair into `out`, which has room for [`MAX_DATAGRAM`] bytes, and
     /// completes its request. `None`: it has none to send.
-    pub fn transmit_datagram(
-        &mut self,
-        now: Time,
-        num: QpNum,
-        out: &mut [u8],
-    ) -> Option<Departure> {
+    pub fn transmit_datagram(&mut self, now: Time, id: QpId, out: &mut [u8]) -> Option<Departure> {
         self.hub.now = now;
-        let id = *self.hub.numbers.get(&num)?;
         let (qp, hub) = self.qp_and_hub(id)?;
         if !matches!(qp.path, Path::Datagrams { .. }) {
             return None;
@@ -237,12 +231,23 @@ impl<P: Probe> Adapter<P> {
     /// Lists those of the queue pairs with these numbers that have datagrams to send: their turn ended, or
     /// their socket was full and is no more.
     pub fn resume_datagrams(&mut self, numbers: RangeInclusive<QpNum>) {
-        for &id in self.hub.numbers.range(numbers).map(|(_, id)| id) {
-            if let Some(qp) = self.qps.get_mut(id)
+        let Self { qps, hub } = self;
+        for id in hub.numbers.range(numbers) {
+            if let Some(qp) = qps.get_mut(id)
                 && requester::may_begin(qp)
             {
-                list(qp, &mut self.hub.datagrams_ready);
+                list(qp, &mut hub.datagrams_ready);
             }
+        }
+    }
+
+    /// As [`resume_datagrams`](Self::resume_datagrams), for one queue pair.
+    #[inline]
+    pub fn resume_sender(&mut self, id: QpId) {
+        if let Some(qp) = self.qps.get_mut(id)
+            && requester::may_begin(qp)
+        {
+            list(qp, &mut self.hub.datagrams_ready);
         }
     }
 
@@ -264,7 +269,7 @@ impl<P: Probe> Adapter<P> {
             self.hub.datagram_drops.malformed += 1;
             return;
         }
-        let id = self.hub.numbers.get(&QpNum(header.dest_qpn)).copied();
+        let id = self.hub.numbers.get(QpNum(header.dest_qpn));
         match id.and_then(|id| self.qp_and_hub(id)) {
             Some((qp, hub)) => deliver(qp, hub, &header, arrival, message),
             None => self.hub.datagram_drops.no_queue_pair += 1,

@@ -36,6 +36,7 @@ mod linger;
 mod link;
 mod management;
 mod multicast;
+mod number_table;
 mod plain;
 mod port;
 mod probe;

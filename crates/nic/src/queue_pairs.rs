@@ -3,6 +3,7 @@
 use crate::adapter::{Adapter, Hub};
 use crate::connect;
 use crate::error::Fault;
+use crate::number_table::NumberTable;
 use crate::port::check_source;
 use crate::probe::Probe;
 use crate::qp::{Ending, Path, Qp, Requester, Responder};
@@ -38,7 +39,10 @@ impl<P: Probe> Adapter<P> {
     pub fn create_qp(&mut self, init: &QpInit, num: QpNum) -> Result<(QpId, QpCap), Fault> {
         let init = &self.with_domain(init)?;
         let cap = self.granted(init)?;
-        if self.hub.numbers.contains_key(&num) {
+        if !NumberTable::is_valid(num) {
+            return Err(Fault::Invalid("queue pair numbers have 24 bits"));
+        }
+        if self.hub.numbers.get(num).is_some() {
             return Err(Fault::Invalid("the queue pair number is in use"));
         }
         self.hub.pd(init.pd)?;
@@ -207,7 +211,7 @@ impl<P: Probe> Adapter<P> {
     /// The queue pair of that number.
     #[must_use]
     pub fn find_qp(&self, num: QpNum) -> Option<QpId> {
-        self.hub.numbers.get(&num).copied()
+        self.hub.numbers.get(num)
     }
 
     /// The stream on which requests of a queue pair's peer arrive. What has arrived is to be shown before
@@ -265,7 +269,7 @@ impl<P: Probe> Adapter<P> {
         let srq = if qp_type.has_receives() { qp.srq } else { None };
         let mut timer = qp.timer;
         hub.set_alarm(&mut timer, crate::adapter::Alarm::Qp(id), None);
-        hub.numbers.remove(&num);
+        hub.numbers.remove(num);
         if !hub.mws.is_empty() {
             let withdrawn = hub.regions.unbind_qp(num.0);
             hub.begin_quiet_wait(withdrawn);

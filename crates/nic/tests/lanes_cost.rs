@@ -97,18 +97,18 @@ impl Many {
             self.now += TICK_NS;
             self.adapter.handle_timeout(Time(self.now));
             while sent < packets
-                && let Some(number) = self.adapter.next_datagrams()
+                && let Some((id, number)) = self.adapter.next_datagrams()
             {
                 let index = (number.0 - self.first) as usize;
                 let now = Time(self.now);
-                while let Some(departure) = self.adapter.transmit_datagram(now, number, &mut out) {
+                while let Some(departure) = self.adapter.transmit_datagram(now, id, &mut out) {
                     assert!(departure.len > MESSAGE);
                     self.sent[index % usize::from(LANES)] += 1;
                     sent += 1;
                     self.post(index);
                     if self.adapter.qos().is_none() {
                         // The next one has its turn.
-                        self.adapter.resume_datagrams(number..=number);
+                        self.adapter.resume_sender(id);
                         break;
                     }
                 }

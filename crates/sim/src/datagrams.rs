@@ -39,7 +39,7 @@ impl World {
         let mut busy = false;
         let now = self.time();
         let mut buffer = [0; MAX_DATAGRAM];
-        while let Some(from) = self.hosts[h].adapter.next_datagrams() {
+        while let Some((id, from)) = self.hosts[h].adapter.next_datagrams() {
             busy = true;
             let mut room = self.udp.burst.unwrap_or(u32::MAX);
             loop {
@@ -50,7 +50,7 @@ impl World {
                 }
                 room -= 1;
                 let adapter = &mut self.hosts[h].adapter;
-                let Some(departure) = adapter.transmit_datagram(now, from, &mut buffer) else {
+                let Some(departure) = adapter.transmit_datagram(now, id, &mut buffer) else {
                     break;
                 };
                 self.fly(h, &departure, &buffer[..departure.len]);

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use libc::c_int;
-use quipu_nic::{Departure, Probe, QpNum, Time};
+use quipu_nic::{Departure, Probe, QpId, QpNum, Time};
 use quipu_observe::Mark;
 
 use self::batch::{Demand, Incoming, Outgoing, Ways};
@@ -279,15 +279,15 @@ impl Datagrams {
     #[inline]
     pub(crate) fn transmit(&mut self, adapter: &mut Adapter, now: Time) -> bool {
         let mut any = false;
-        while let Some(number) = adapter.next_datagrams() {
+        while let Some(sender) = adapter.next_datagrams() {
             any = true;
-            self.take_turn(adapter, now, number);
+            self.take_turn(adapter, now, sender);
         }
         any
     }
 
     /// Sends a batch for one queue pair, unless its socket is full: it goes on when that is not any more.
-    fn take_turn(&mut self, adapter: &mut Adapter, now: Time, number: QpNum) {
+    fn take_turn(&mut self, adapter: &mut Adapter, now: Time, (id, number): (QpId, QpNum)) {
         let Some(index) = self.position(number) else { return };
         if self.sockets[index].held.is_some() {
             return;
@@ -298,7 +298,7 @@ impl Datagrams {
         let port = self.sockets[index].port;
         while !batch.is_full()
             && batch.add(|out| {
-                let departure = adapter.transmit_datagram(now, number, out)?;
+                let departure = adapter.transmit_datagram(now, id, out)?;
                 let from = SocketAddr::new(own.row(departure.sgid_index).ip, port);
                 if adapter.probe_mut().watches() {
                     let Departure { traffic_class, service_level, .. } = departure;
@@ -316,7 +316,7 @@ impl Datagrams {
             None => {
                 self.outgoing = Some(batch);
                 if may_have_more {
-                    adapter.resume_datagrams(number..=number);
+                    adapter.resume_sender(id);
                 }
             }
             Some(full) => {

@@ -421,8 +421,7 @@ impl<P: Probe> Adapter<P> {
         if !self.hub.gids.has(Gid(hello.dest_gid)) {
             return Match::Refused(Reason::Mismatch);
         }
-        let Some(qp) =
-            self.hub.numbers.get(&QpNum(hello.dest_qpn)).and_then(|&id| self.qps.get(id))
+        let Some(qp) = self.hub.numbers.get(QpNum(hello.dest_qpn)).and_then(|id| self.qps.get(id))
         else {
             return Match::Refused(Reason::NoSuchQp);
         };

@@ -407,14 +407,14 @@ fn many_senders_take_turns_into_one_shared_receive_queue() {
     // One at a time, as if each turn were that short.
     let mut out = [0; MAX_DATAGRAM];
     let mut order = Vec::new();
-    while let Some(number) = pair.hosts[0].adapter.next_datagrams() {
+    while let Some((id, _)) = pair.hosts[0].adapter.next_datagrams() {
         let adapter = &mut pair.hosts[0].adapter;
-        let Some(departure) = adapter.transmit_datagram(pair.now, number, &mut out) else {
+        let Some(departure) = adapter.transmit_datagram(pair.now, id, &mut out) else {
             continue;
         };
         let header = Datagram::parse(&out[..departure.len]).unwrap();
         order.push(header.imm.unwrap());
-        adapter.resume_datagrams(number..=number);
+        adapter.resume_sender(id);
         let from = SocketAddr::new(IpAddr::V4(pair.hosts[0].address), departure.from.port());
         let arrival = Arrival { from, to: departure.to.ip(), traffic_class: 0, hop_limit: 1 };
         pair.hosts[1].adapter.handle_datagram(pair.now, &arrival, &out[..departure.len]);
@@ -498,8 +498,8 @@ fn the_traffic_class_and_hop_limit_are_those_of_the_address() {
     bench.post(1, SendOp::Send, 0).unwrap();
     let mut out = [0; MAX_DATAGRAM];
     let adapter = &mut bench.pair.hosts[0].adapter;
-    let number = adapter.next_datagrams().unwrap();
-    let departure = adapter.transmit_datagram(bench.pair.now, number, &mut out).unwrap();
+    let (id, number) = adapter.next_datagrams().unwrap();
+    let departure = adapter.transmit_datagram(bench.pair.now, id, &mut out).unwrap();
     let expected = Departure {
         sgid_index: 0,
         from: number,
@@ -510,7 +510,7 @@ fn the_traffic_class_and_hop_limit_are_those_of_the_address() {
         len: datagram::LEN,
     };
     assert_eq!(departure, expected);
-    assert_eq!(adapter.transmit_datagram(bench.pair.now, number, &mut out), None);
+    assert_eq!(adapter.transmit_datagram(bench.pair.now, id, &mut out), None);
 }
 
 /// A group, and what host 0 sends to it.
@@ -539,8 +539,8 @@ fn a_message_to_a_group_reaches_all_who_are_attached() {
     bench.post(1, SendOp::Send, 6).unwrap();
     let mut out = [0; MAX_DATAGRAM];
     let host = &mut bench.pair.hosts[0];
-    let number = host.adapter.next_datagrams().unwrap();
-    let departure = host.adapter.transmit_datagram(bench.pair.now, number, &mut out).unwrap();
+    let (id, number) = host.adapter.next_datagrams().unwrap();
+    let departure = host.adapter.transmit_datagram(bench.pair.now, id, &mut out).unwrap();
     let port = host.adapter.config().multicast_port;
     assert_eq!((departure.to, departure.hop_limit), (SocketAddr::new(group, port), 3));
     let from = SocketAddr::new(IpAddr::V4(host.address), number.port());

@@ -47,8 +47,8 @@ fn echoed(pair: &mut Pair, qp: QpId, mgid: Gid, from: Ipv4Addr) -> Vec<u64> {
     pair.send_datagram(0, qp, &SendWr { wr_id: 0, to, op, flags, payload }).unwrap();
     let (mut out, now) = ([0; 2048], pair.now);
     let host = &mut pair.hosts[0];
-    let number = host.adapter.next_datagrams().unwrap();
-    let departure = host.adapter.transmit_datagram(now, number, &mut out).unwrap();
+    let (id, number) = host.adapter.next_datagrams().unwrap();
+    let departure = host.adapter.transmit_datagram(now, id, &mut out).unwrap();
     let from = SocketAddr::new(from.into(), number.port());
     let arrival = Arrival { from, to: departure.to.ip(), traffic_class: 0, hop_limit: 1 };
     host.adapter.handle_datagram(now, &arrival, &out[..departure.len]);

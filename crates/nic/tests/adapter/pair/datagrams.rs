@@ -72,11 +72,11 @@ impl Pair {
     pub(super) fn transmit_datagrams(&mut self, host: usize) -> bool {
         let mut busy = false;
         let mut out = [0; MAX_DATAGRAM];
-        while let Some(number) = self.hosts[host].adapter.next_datagrams() {
+        while let Some((id, _)) = self.hosts[host].adapter.next_datagrams() {
             busy = true;
             while !self.full[host]
                 && let Some(departure) =
-                    self.hosts[host].adapter.transmit_datagram(self.now, number, &mut out)
+                    self.hosts[host].adapter.transmit_datagram(self.now, id, &mut out)
             {
                 self.fly(host, &departure, &out[..departure.len]);
             }
