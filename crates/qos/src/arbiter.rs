@@ -10,6 +10,7 @@
 //! those of the weights at any packet size.
 
 mod table;
+mod wheel;
 
 use self::table::Table;
 
@@ -133,9 +134,14 @@ impl Arbiter {
         Pick { lane, priority }
     }
 
-    /// Charges the lane of a pick for a packet of so many octets.
+    /// Charges the lane of the last pick for a packet of so many octets.
+    #[inline]
     pub fn charge(&mut self, pick: Pick, octets: u32) {
-        self.correct(pick.lane, i64::from(octets.div_ceil(UNIT)) * i64::from(UNIT));
+        let whole = octets.div_ceil(UNIT).saturating_mul(UNIT);
+        match pick.priority {
+            Priority::High => self.high.charge_picked(whole),
+            Priority::Low => self.low.charge_picked(whole),
+        }
         if pick.priority == Priority::High && self.high_limit != NO_LIMIT {
             self.high_left -= i64::from(octets);
             self.low_due = self.high_left <= 0;

@@ -49,6 +49,15 @@ impl TokenClock {
         self.rate == 0 || self.next_ns <= now_ns
     }
 
+    /// Whether a packet may be sent now, after so many octets more than were taken.
+    #[must_use]
+    #[inline]
+    pub fn is_due_after(&self, octets: u64, now_ns: u64) -> bool {
+        let Some(passed_ns) = now_ns.checked_sub(self.next_ns) else { return self.rate == 0 };
+        let used = u128::from(octets) * 8_000_000_000 + u128::from(self.rest);
+        self.rate == 0 || used < (u128::from(passed_ns) + 1) * u128::from(self.rate)
+    }
+
     /// Octets that pass in so many nanoseconds.
     #[must_use]
     pub fn octets_in(&self, ns: u64) -> u64 {
@@ -144,6 +153,30 @@ mod tests {
                     (sent - expected).abs() <= slack,
                     "{rate}, {step_ns}: {sent} of {expected}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn octets_may_be_taken_later() {
+        for rate in [0, 1, 999_999_999, 3_333_333_333, 400_000_000_000] {
+            let (mut each, mut once) = (TokenClock::new(rate), TokenClock::new(rate));
+            let (mut now, mut octets) = (1 << 40, 0);
+            for step in 0..3000u64 {
+                now += step * step % 977;
+                each.limit_lag(now, 2000);
+                once.limit_lag(now, 2000);
+                let mut later = 0;
+                for _ in 0..9 {
+                    assert_eq!(once.is_due_after(later, now), each.is_due(now), "{rate}, {step}");
+                    if each.is_due(now) {
+                        octets = octets * 7 % 4099 + 1;
+                        each.take(now, octets);
+                        later += octets;
+                    }
+                }
+                once.take(now, later);
+                assert_eq!(each, once);
             }
         }
     }

@@ -151,29 +151,28 @@ impl Port {
                 0 => {}
                 _ => self.clock.take(now_ns, unused.unsigned_abs()),
             }
-            if demand.sent[lane] != LaneUse::default() {
-                self.used[lane] = self.used[lane].plus(&demand.sent[lane]);
-            }
+            self.used[lane] = self.used[lane].plus(&demand.sent[lane]);
         }
     }
 
     /// Grants what the clock allows, packet by packet.
     fn grant(&mut self, now_ns: u64) {
         let mut ready = self.ready;
-        let mut left = match self.clock.rate() {
+        let left = match self.clock.rate() {
             0 => u64::MAX,
             _ => self.clock.octets_in(TURN_NS).max(4 * PACKET),
         };
         // A packet of the high priority table need not sleep until a packet has left: it goes at once, and
         // the next one waits for it.
         let early_ns = now_ns.saturating_add(self.clock.time_of(PACKET));
-        while ready != 0 && left > 0 {
-            let pick = match self.clock.is_due(now_ns) {
+        let mut sent = 0;
+        while ready != 0 && sent < left {
+            let pick = match self.clock.is_due_after(sent, now_ns) {
                 true => self.arbiter.next(ready),
-                false if self.clock.is_due(early_ns) => self.arbiter.next_high(ready),
+                false if self.clock.is_due_after(sent, early_ns) => self.arbiter.next_high(ready),
                 false => None,
             };
-            let Some(pick) = pick else { return };
+            let Some(pick) = pick else { break };
             let lane = usize::from(pick.lane);
             let index = self.next_member(lane);
             let Some(member) = self.members.get_mut(index) else {
@@ -184,8 +183,7 @@ impl Port {
             member.waiting[lane] -= octets;
             member.granted[lane] = member.granted[lane].saturating_add(octets);
             self.arbiter.charge(pick, octets);
-            self.clock.take(now_ns, octets.into());
-            left = left.saturating_sub(octets.into());
+            sent = sent.saturating_add(octets.into());
             if member.waiting[lane] == 0 {
                 self.waiting[lane] &= !(1 << index);
                 if self.waiting[lane] == 0 {
@@ -194,20 +192,25 @@ impl Port {
                 }
             }
         }
+        if sent > 0 {
+            self.clock.take(now_ns, sent);
+        }
     }
 
     /// Notes in which lanes a member waits.
     fn note_waiting(&mut self, member: usize) {
-        let own = 1 << member;
+        let (own, mut ready) = (1 << member, 0);
         for lane in 0..LANES {
-            let waits = self.members[member].waiting[lane] > 0;
-            let waiting = self.waiting[lane] & !own | if waits { own } else { 0 };
+            let waits = u16::from(self.members[member].waiting[lane] > 0);
+            let waiting = self.waiting[lane] & !own | waits << member;
             self.waiting[lane] = waiting;
-            self.ready = self.ready & !(1 << lane) | u16::from(waiting != 0) << lane;
+            ready |= u16::from(waiting != 0) << lane;
         }
+        self.ready = ready;
     }
 
     /// The member whose turn it is in a lane, of those that wait there; [`MEMBERS`] if none does.
+    #[inline]
     fn next_member(&mut self, lane: usize) -> usize {
         let waiting = self.waiting[lane];
         let ahead = waiting & u16::MAX.checked_shl(self.turn[lane].into()).unwrap_or(0);

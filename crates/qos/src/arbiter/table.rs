@@ -6,9 +6,10 @@
 //!
 //! With small weights and large packets, such a walk takes many rounds for each packet. So nothing walks
 //! here. Each entry has the round in which its weights have paid its debt, and a bit mask has the entries
-//! that are paid in this round. A choice looks at one bit mask; a round costs one look at each entry. The
-//! tests compare this with the walk.
+//! that are paid in this round. A choice looks at one bit mask. A wheel has those of later rounds, so that
+//! the next round costs no look at each entry. The tests compare this with the walk.
 
+use super::wheel::Wheel;
 use super::{Entry, LANES, MOST_DEBT, UNIT};
 
 /// An entry and what it has.
@@ -40,6 +41,8 @@ pub(super) struct Table {
     touched: u64,
     /// Entries that may send when the pointer comes to them in this round.
     paid: u64,
+    /// The others.
+    wheel: Wheel,
     /// Entries with a weight of each lane.
     of_lane: [u64; LANES],
     /// Lanes that some entry with a weight serves, as a bit mask.
@@ -54,7 +57,7 @@ fn from(index: usize) -> u64 {
 }
 
 /// The indices of the bits that are set.
-fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
+pub(super) fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let index = mask.trailing_zeros() as usize;
         (mask != 0).then(|| {
@@ -85,6 +88,7 @@ impl Table {
             round: 1,
             touched: 0,
             paid: u64::MAX,
+            wheel: Wheel::new(),
             of_lane,
             served,
             ready: (0, 0),
@@ -104,6 +108,9 @@ impl Table {
     /// The lane whose turn it is among the `ready` ones; the pointer stands at its entry afterwards.
     #[inline]
     pub(super) fn pick(&mut self, ready: u16) -> Option<u8> {
+        if self.slots.is_empty() {
+            return None;
+        }
         if self.ready.0 != ready {
             let lanes = bits(ready.into()).filter_map(|lane| self.of_lane.get(lane));
             self.ready = (ready, lanes.fold(0, |all, entries| all | entries));
@@ -173,7 +180,9 @@ impl Table {
     /// What these entries have left, or owe, is forgotten: idle lanes would save up otherwise.
     fn forget(&mut self, entries: u64) {
         for index in bits(entries & self.touched) {
-            self.slots[index].left = 0;
+            let slot = &mut self.slots[index];
+            slot.left = 0;
+            self.wheel.remove(index, slot.due);
         }
         self.touched &= !entries;
         self.paid |= entries;
@@ -183,17 +192,16 @@ impl Table {
     /// the rounds before it get their weights there.
     fn begin_round(&mut self, ready: u64) {
         let mut next = self.round + 1;
-        if self.carry && ready & !self.touched == 0 {
-            let due = bits(ready).map(|index| self.slots[index].due).min();
-            next = due.map_or(next, |due| due.max(next));
+        if self.carry && ready & self.paid == 0 {
+            let due = |index: usize| self.slots[index].due;
+            next = self.wheel.first(self.round, ready, due).unwrap_or(next);
         }
         if next > self.round + 1 {
             self.pass(u64::MAX, ready);
         }
+        let due = |index: usize| self.slots[index].due;
+        self.paid |= self.wheel.advance(self.round, next, due);
         self.round = next;
-        let is_paid = |index: &usize| self.slots[*index].due <= next;
-        let paid = bits(self.touched).filter(is_paid).fold(0, |paid, index| paid | 1 << index);
-        self.paid = !self.touched | paid;
     }
 
     /// Sets the round in which an entry may send again, which has changed what it has left.
@@ -202,16 +210,29 @@ impl Table {
         if slot.left == 0 {
             return self.forget(1 << index);
         }
+        self.wheel.remove(index, slot.due);
         let rounds = if slot.left + slot.weight > 0 { 1 } else { -slot.left / slot.weight + 1 };
         slot.due = slot.seen + rounds as u64;
-        let is_paid = u64::from(slot.due <= self.round);
         self.touched |= 1 << index;
-        self.paid = self.paid & !(1 << index) | is_paid << index;
+        if slot.due <= self.round {
+            self.paid |= 1 << index;
+        } else {
+            self.paid &= !(1 << index);
+            self.wheel.add(index, self.round, slot.due);
+        }
     }
 
     /// Whether the pointer has been at an entry in this round.
     fn is_visited(&self, index: usize) -> bool {
         index < self.at || index == self.at && self.entered
+    }
+
+    /// Takes octets from what the entry has left that was picked last.
+    #[inline]
+    pub(super) fn charge_picked(&mut self, octets: u32) {
+        if let Some(slot) = self.slots.get_mut(self.at) {
+            slot.left = slot.left.saturating_sub(octets.into()).max(-MOST_DEBT);
+        }
     }
 
     /// Takes octets from what an entry has left.
@@ -245,6 +266,7 @@ impl Table {
         self.at = ((word >> 1) as usize).min(self.slots.len().saturating_sub(1));
         self.entered = word & 1 != 0;
         (self.round, self.touched, self.paid) = (1, 0, u64::MAX);
+        self.wheel.clear();
         for index in 0..self.slots.len() {
             let seen = u64::from(self.is_visited(index));
             let slot = &mut self.slots[index];
