@@ -206,8 +206,10 @@ impl Table {
 
     /// Sets the round in which an entry may send again, which has changed what it has left.
     fn set_due(&mut self, index: usize) {
+        let is_visited = self.is_visited(index);
         let slot = &mut self.slots[index];
-        if slot.left == 0 {
+        // Weights of rounds that are not in `left` yet are something, too.
+        if slot.left == 0 && self.round <= slot.seen + u64::from(!is_visited) {
             return self.forget(1 << index);
         }
         self.wheel.remove(index, slot.due);

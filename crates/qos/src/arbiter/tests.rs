@@ -217,6 +217,20 @@ fn an_idle_lane_saves_nothing() {
 }
 
 #[test]
+fn a_debt_that_is_given_back_costs_no_weight() {
+    let mut table = Table::new(&table(&[(0, 1), (1, 1)]), true);
+    for (lane, units) in [(0, 1), (1, 10), (0, 1), (0, 1), (0, 1)] {
+        assert_eq!(table.pick(3), Some(lane));
+        table.charge(usize::from(lane), units * i64::from(UNIT));
+    }
+    table.charge(1, -9 * i64::from(UNIT));
+    let mut words = Vec::new();
+    table.save(&mut |word| words.push(word));
+    // The pointer has passed the second entry twice since it sent.
+    assert_eq!(words[2], 2 * u64::from(UNIT));
+}
+
+#[test]
 fn a_large_debt_is_paid_at_once() {
     let mut arbiter = low_only(&[(0, 1), (1, 1)], true);
     for ready in [1, 2] {
