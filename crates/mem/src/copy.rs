@@ -28,6 +28,16 @@ pub(crate) fn prefetch(addr: usize, write: bool) {
     let _ = (addr, write);
 }
 
+/// Has the processor fetch the cache lines of a value that is needed soon. A hint, which changes nothing.
+#[inline]
+pub fn prefetch_value<T: ?Sized>(value: &T) {
+    const LINE: usize = 64;
+    let first = std::ptr::from_ref(value).cast::<u8>().addr();
+    for addr in (first & !(LINE - 1)..first + size_of_val(value)).step_by(LINE) {
+        prefetch(addr, false);
+    }
+}
+
 /// Copies `len` bytes from `src` to shared memory at `dst`; the ranges do not overlap.
 ///
 /// The last aligned word that the copy touches is stored after everything else, in one store, and

@@ -56,6 +56,7 @@ mod span;
 
 pub use access::{Access, AccessError, AccessFlagsError};
 pub use arena::{Arena, ArenaError, Block};
+pub use copy::prefetch_value as prefetch;
 pub use directory::{Directory, DirectoryReader, LookupError, RemoteRange};
 pub use guard::{Guard, GuardState, GuardWait};
 pub use key::Key;

@@ -177,10 +177,28 @@ impl<P: Probe> Adapter<P> {
         while let Some(id) = self.hub.datagrams_ready.pop_front() {
             if let Some(qp) = self.qps.get_mut(id) {
                 qp.path = Path::Datagrams { listed: false };
-                return Some((id, qp.num));
+                let num = qp.num;
+                self.fetch_ahead();
+                return Some((id, num));
             }
         }
         None
+    }
+
+    /// Has the processor fetch the queue pairs that are next: there may be more of them than its caches hold.
+    #[inline]
+    fn fetch_ahead(&self) {
+        // With lanes, that is done when they get their turns.
+        if !self.qps.is_large() || self.hub.qos.is_some() {
+            return;
+        }
+        let mut next = self.hub.datagrams_ready.iter();
+        if let Some(qp) = next.next().and_then(|&id| self.qps.get(id)) {
+            qp.sq.prefetch();
+        }
+        if let Some(&id) = next.next() {
+            self.qps.prefetch(id);
+        }
     }
 
     /// Writes the next datagram of a queue pair into `out`, which has room for [`MAX_DATAGRAM`] bytes, and
@@ -188,14 +206,12 @@ impl<P: Probe> Adapter<P> {
     pub fn transmit_datagram(&mut self, now: Time, id: QpId, out: &mut [u8]) -> Option<Departure> {
         self.hub.now = now;
         let (qp, hub) = self.qp_and_hub(id)?;
-        if !matches!(qp.path, Path::Datagrams { .. }) {
+        if !matches!(qp.path, Path::Datagrams { .. }) || lanes::is_parked(qp) {
             return None;
         }
         while requester::may_begin(qp) {
             if !lanes::has_turn(qp, hub) {
-                if !lanes::is_parked(qp) {
-                    lanes::park(qp, hub);
-                }
+                lanes::park(qp, hub);
                 return None;
             }
             let flags = qp.sq.wqe(qp.sq.next).flags;
@@ -213,6 +229,9 @@ impl<P: Probe> Adapter<P> {
                     requester::skip_local(qp, hub);
                     lanes::charge(qp, hub, length);
                     if departure.is_some() {
+                        if !lanes::has_turn(qp, hub) {
+                            lanes::park(qp, hub);
+                        }
                         return departure;
                     }
                 }
@@ -310,7 +329,7 @@ fn compose<P: Probe>(
     let position = qp.sq.next;
     let wqe = qp.sq.wqe(position);
     hub.probe.stage(Stage::GetWr, 0);
-    let av = qp.sq.destination(position).av;
+    let av = qp.sq.destination(position).map_or_else(AddressVector::default, |to| to.av);
     let (traffic_class, hop_limit) = (marking::traffic_class(&av, hub), av.hop_limit);
     let service_level = marking::level_of(&av, hub);
     let (header, to) = match qp.qp_type {
@@ -341,7 +360,8 @@ fn compose<P: Probe>(
 
 /// The header and the destination of the message of the request at `position`.
 fn address<P>(qp: &Qp, hub: &Hub<P>, position: u32) -> (Datagram, SocketAddr) {
-    let (wqe, to) = (qp.sq.wqe(position), qp.sq.destination(position));
+    let to = qp.sq.destination(position).copied().unwrap_or_default();
+    let wqe = qp.sq.wqe(position);
     let header = Datagram {
         dest_qpn: to.qpn,
         source_qpn: qp.num.0,

@@ -12,6 +12,11 @@ use crate::types::{Payload, SendFlags, SendOp, SendWr, To};
 
 pub(crate) use self::receive::{Receive, RecvQueue};
 
+/// Requests that are fetched ahead.
+const FETCHED_REQUESTS: u32 = 2;
+/// Inline bytes of a request that are fetched ahead.
+const FETCHED_INLINE: usize = 256;
+
 /// There is no memory for a queue of the size that the program wants.
 pub(crate) const NO_MEMORY: Fault = Fault::Exhausted("memory");
 
@@ -151,9 +156,10 @@ impl SendQueue {
         }
     }
 
-    /// Where a request goes.
-    pub(crate) fn destination(&self, position: u32) -> Destination {
-        self.destinations.get(self.slot(position)).copied().unwrap_or_default()
+    /// Where a request goes, in a queue of datagrams.
+    #[inline]
+    pub(crate) fn destination(&self, position: u32) -> Option<&Destination> {
+        self.destinations.get(self.slot(position))
     }
 
     /// Notes a request that was transmitted while it was being posted, as those of these numbers. Nothing may
@@ -262,6 +268,20 @@ impl SendQueue {
         };
         self.tail = self.tail.wrapping_add(1);
         true
+    }
+
+    /// Has the processor fetch the requests that are next, with their destinations and inline bytes.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        for ahead in 0..FETCHED_REQUESTS.min(self.tail.wrapping_sub(self.next)) {
+            let slot = self.slot(self.next.wrapping_add(ahead));
+            quipu_mem::prefetch(&self.wqes[slot]);
+            if let Some(destination) = self.destinations.get(slot) {
+                quipu_mem::prefetch(destination);
+            }
+            let first = slot * self.stride;
+            quipu_mem::prefetch(&self.inline[first..first + self.stride.min(FETCHED_INLINE)]);
+        }
     }
 
     /// Forgets everything posted.

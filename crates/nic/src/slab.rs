@@ -55,6 +55,22 @@ impl<K: Key, T> Slab<K, T> {
         if slot.generation == (key.bits() >> 32) as u32 { slot.value.as_ref() } else { None }
     }
 
+    /// Whether there are more objects than a processor's caches hold, so that [`prefetch`](Self::prefetch)
+    /// gains something.
+    #[inline]
+    pub(crate) fn is_large(&self) -> bool {
+        const FEW: usize = 64;
+        self.slots.len() > FEW
+    }
+
+    /// Has the processor fetch an object that is needed soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: K) {
+        if let Some(slot) = self.slots.get(key.bits() as u32 as usize) {
+            quipu_mem::prefetch(slot);
+        }
+    }
+
     #[inline]
     pub(crate) fn get_mut(&mut self, key: K) -> Option<&mut T> {
         let slot = self.slots.get_mut(key.bits() as u32 as usize)?;

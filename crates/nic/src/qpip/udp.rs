@@ -337,7 +337,8 @@ fn compose<P: Probe>(
     (socket, position, begun): (UdpId, u32, Option<Parts>),
     out: &mut [u8],
 ) -> Result<Turn, Stop> {
-    let (to, len) = (qp.sq.destination(position).address(), qp.sq.wqe(position).length as usize);
+    let to = qp.sq.destination(position).copied().unwrap_or_default().address();
+    let len = qp.sq.wqe(position).length as usize;
     let now = hub.now.0;
     let Path::Udp(UdpPath { carriage, .. }) = qp.path else { return Ok(Turn::Nothing) };
     let traffic_class = marking::class_or_default(carriage.traffic_class, hub);

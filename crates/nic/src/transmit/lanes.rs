@@ -425,7 +425,10 @@ impl<P: Probe> Adapter<P> {
     /// Tells the port what waits, and takes what it grants; whether that is anything.
     fn exchange(&mut self, now: Time) -> bool {
         for index in 0..LANES {
-            self.count_active(index);
+            let Some(qos) = &self.hub.qos else { return false };
+            if !qos.lanes[index].active.is_empty() {
+                self.count_active(index);
+            }
         }
         let Some(qos) = &mut self.hub.qos else { return false };
         qos.unsettled = false;
@@ -482,14 +485,22 @@ impl<P: Probe> Adapter<P> {
                 && let sharers = lane.queue.len() as i64
                 && let Some(id) = lane.queue.pop_front()
             {
+                if self.qps.is_large()
+                    && let Some(&next) = lane.queue.front()
+                {
+                    self.qps.prefetch(next);
+                }
                 if !self.give_turn(index, id, sharers) {
                     break;
                 }
             }
-            let Some(qos) = &mut self.hub.qos else { return false };
+            let Self { qps, hub } = self;
+            let Some(qos) = &mut hub.qos else { return false };
             let lane = &qos.lanes[index];
-            if lane.queue.is_empty() {
-                qos.waiting &= !(1 << index);
+            match lane.queue.front() {
+                Some(&id) if qps.is_large() => qps.prefetch(id),
+                Some(_) => {}
+                None => qos.waiting &= !(1 << index),
             }
             qos.unsettled |= lane.balance != 0;
         }
@@ -499,7 +510,11 @@ impl<P: Probe> Adapter<P> {
     /// Gives a turn to a queue pair that was taken from the queue of a lane, in which `sharers` waited.
     /// Whether the lane has more to give.
     fn give_turn(&mut self, index: usize, id: QpId, sharers: i64) -> bool {
+        let fetches = self.qps.is_large();
         let Some((qp, hub)) = self.qp_and_hub(id) else { return true };
+        if fetches {
+            qp.sq.prefetch();
+        }
         let rate_burst = rate_burst(qp, hub);
         let Some(qos) = &mut hub.qos else { return false };
         let lane = &mut qos.lanes[index];

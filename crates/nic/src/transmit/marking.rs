@@ -35,10 +35,9 @@ fn lane_of<P>(service_level: u8, hub: &Hub<P>) -> Option<u8> {
 
 /// The service level of what a queue pair has next.
 pub(super) fn service_level<P>(qp: &Qp, hub: &Hub<P>) -> u8 {
-    match qp.qp_type {
-        QpType::Ud if qp.sq.has_waiting() => level_of(&qp.sq.destination(qp.sq.next).av, hub),
-        _ => level_of(&qp.attr.av, hub),
-    }
+    let is_named = qp.qp_type == QpType::Ud && qp.sq.has_waiting();
+    let named = if is_named { qp.sq.destination(qp.sq.next) } else { None };
+    level_of(named.map_or(&qp.attr.av, |to| &to.av), hub)
 }
 
 /// The service level that an address vector names; that of the rules if it names none.

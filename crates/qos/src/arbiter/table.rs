@@ -112,8 +112,10 @@ impl Table {
             return None;
         }
         if self.ready.0 != ready {
-            let lanes = bits(ready.into()).filter_map(|lane| self.of_lane.get(lane));
-            self.ready = (ready, lanes.fold(0, |all, entries| all | entries));
+            // Each entry is of one lane.
+            let changed = bits((self.ready.0 ^ ready).into());
+            let entries = changed.filter_map(|lane| self.of_lane.get(lane));
+            self.ready = (ready, entries.fold(self.ready.1, |all, entries| all ^ entries));
         }
         let ready = self.ready.1;
         if ready == 0 {

@@ -1,7 +1,7 @@
 //! Entries by the round in which they may send again.
 
 /// Rounds that the wheel has a place for.
-const ROUNDS: u64 = 128;
+const ROUNDS: u64 = 64;
 
 /// Entries that wait for a later round, as bit masks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub(super) struct Wheel {
     /// The entries of each of the next rounds, by the last bits of its number.
     places: [u64; ROUNDS as usize],
     /// The places that are not empty.
-    occupied: u128,
+    occupied: u64,
     /// Entries of rounds that are further away.
     far: u64,
 }
@@ -81,11 +81,8 @@ impl Wheel {
 
     /// Removes all entries.
     pub(super) fn clear(&mut self) {
-        for index in super::table::bits(self.occupied as u64) {
+        for index in super::table::bits(self.occupied) {
             self.places[index] = 0;
-        }
-        for index in super::table::bits((self.occupied >> 64) as u64) {
-            self.places[64 + index] = 0;
         }
         (self.occupied, self.far) = (0, 0);
     }

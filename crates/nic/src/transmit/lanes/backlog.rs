@@ -6,6 +6,7 @@
 use quipu_qos::PACKET_OVERHEAD;
 
 use crate::qp::{Path, Qp};
+use crate::types::QpState;
 
 /// Sizes of packets: 256 to 4096 octets of payload.
 const SIZES: usize = 5;
@@ -78,18 +79,35 @@ pub(super) fn packet_of(qp: &Qp) -> u32 {
 }
 
 /// Packets that so much payload takes.
+#[inline]
 pub(super) fn packets(qp: &Qp, payload: u64) -> u64 {
     let shift = 8 + size_of(qp);
     ((payload + (1 << shift) - 1) >> shift).max(1)
 }
 
 /// Octets that so much payload takes, in packets.
+#[inline]
 pub(super) fn octets(qp: &Qp, payload: u64) -> u64 {
     payload + packets(qp, payload) * u64::from(PACKET_OVERHEAD)
 }
 
+/// The same of a queue pair of datagrams, each of which is a packet. It looks at no request: those of many
+/// queue pairs are not in the processor's cache.
+fn demand_of_datagrams(qp: &Qp) -> u64 {
+    let requester = &qp.requester;
+    let waits = requester.rnr_until.is_some() || requester.failing.is_some();
+    if qp.state != QpState::Rts || waits {
+        return 0;
+    }
+    let requests = u64::from(qp.sq.tail.wrapping_sub(qp.sq.next));
+    requester.waiting_bytes + requests * u64::from(PACKET_OVERHEAD)
+}
+
 /// Octets that a queue pair could transmit now, in packets.
 pub(super) fn demand(qp: &Qp) -> u64 {
+    if let Path::Datagrams { .. } = qp.path {
+        return demand_of_datagrams(qp);
+    }
     use crate::stream::Answer;
     let owed: u64 = match &qp.path {
         Path::Stream(stream) => {

@@ -3,7 +3,7 @@
 use quipu_qos::{PACKET_OVERHEAD, TokenClock};
 
 use super::LEAST_TURN;
-use super::backlog::{demand, octets, packet_of, packets};
+use super::backlog::{demand, packet_of, packets};
 use crate::adapter::Hub;
 use crate::qp::Qp;
 use crate::transmit::marking::service_level;
@@ -43,10 +43,10 @@ pub(crate) fn charge<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
 
 #[cold]
 pub(super) fn charge_turn<P>(qp: &mut Qp, hub: &mut Hub<P>, payload: u32) {
-    let octets = octets(qp, payload.into());
+    let packets = packets(qp, payload.into());
+    let octets = u64::from(payload) + packets * u64::from(PACKET_OVERHEAD);
     charge_rates(qp, hub, octets);
     let Some(qos) = &mut hub.qos else { return };
-    let packets = packets(qp, payload.into());
     let lane = qos.lane(qp.turn.lane);
     lane.sent.octets += octets;
     lane.sent.packets += packets;
