@@ -80,7 +80,7 @@ pub(crate) fn before(may_lock: bool) -> Fork {
             lost.share(&socket, &mut fork.control);
             if lost.listens && shows {
                 // Children wait for connections at the descriptor.
-                let _ = socket.watch(*fd, false);
+                let _ = socket.watch(*fd, false, false);
             }
         }
         fork.lost.insert(*fd, Arc::new(lost));

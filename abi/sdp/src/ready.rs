@@ -1,7 +1,10 @@
 //! The descriptor of a socket: one end of a pair of UNIX sockets, whose other end this library has. A byte
-//! there makes the program's end readable; bytes that the program's end has sent, and nobody has read,
-//! make it not writable; closing this end hangs it up. So the kernel's poll and epoll say what the socket
-//! is ready for.
+//! there makes the program's end readable; an urgent one shows as POLLPRI; bytes that the program's end has
+//! sent, and nobody has read, make it not writable; closing this end hangs it up. So the kernel's poll and
+//! epoll say what the socket is ready for.
+//!
+//! An urgent byte makes the program's end readable, too, which one of TCP does not. So it is sent only where
+//! somebody waits for POLLPRI, and poll and select correct what the kernel says then (`entry/waiting.rs`).
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -11,8 +14,9 @@ use quipu_cabi::Errno;
 use crate::real;
 use crate::sys::own_descriptor;
 
-/// `F_GETOWN_EX`, and two of the kinds of owners that it knows (fcntl(2)).
+/// `F_GETOWN_EX`, `F_SETOWN_EX`, and two of the kinds of owners that it knows (fcntl(2)).
 const GET_OWNER: c_int = 16;
+const SET_OWNER: c_int = 15;
 const OWNER_THREAD: c_int = 0;
 const OWNER_GROUP: c_int = 2;
 
@@ -20,6 +24,8 @@ const OWNER_GROUP: c_int = 2;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Readiness {
     pub(crate) readable: bool,
+    /// An urgent byte waits outside of the stream.
+    pub(crate) urgent: bool,
     pub(crate) writable: bool,
     /// The peer sends no more.
     pub(crate) ended: bool,
@@ -41,6 +47,8 @@ pub(crate) struct Ready {
     pub(crate) edges: bool,
     /// The program has said who gets SIGURG.
     pub(crate) has_owner: bool,
+    /// Somebody waits for urgent bytes, or has done so.
+    pub(crate) wants_urgent: bool,
 }
 
 impl Ready {
@@ -70,6 +78,7 @@ impl Ready {
                 pollers: 0,
                 edges: false,
                 has_owner: false,
+                wants_urgent: false,
             },
             theirs,
         ))
@@ -108,17 +117,21 @@ impl Ready {
         self.is_watched() || self.has_owner
     }
 
-    /// Sends SIGURG to the owner of the program's descriptor, if it has one.
-    pub(crate) fn signal_owner(&self) {
-        let Some(theirs) = self.theirs.as_ref().filter(|_| self.has_owner) else { return };
-        // struct f_owner_ex: of which kind the owner is, and its number.
+    /// The owner of the program's descriptor who gets SIGURG: of which kind it is, and its number.
+    fn owner(&self) -> Option<[c_int; 2]> {
+        let theirs = self.theirs.as_ref().filter(|_| self.has_owner)?;
         let mut owner: [c_int; 2] = [0; 2];
         let at = (&raw mut owner).expose_provenance();
-        // SAFETY: fcntl(2) writes the structure to a live variable of its size. The others take integers.
+        // SAFETY: fcntl(2) writes a struct f_owner_ex to a live variable of its size.
+        let found = unsafe { real::fcntl(theirs.as_raw_fd(), GET_OWNER, at as _) };
+        (found >= 0 && owner[1] > 0).then_some(owner)
+    }
+
+    /// Sends SIGURG to the owner of the program's descriptor, if it has one.
+    pub(crate) fn signal_owner(&self) {
+        let Some(owner) = self.owner() else { return };
+        // SAFETY: system calls with integers.
         unsafe {
-            if real::fcntl(theirs.as_raw_fd(), GET_OWNER, at as _) < 0 || owner[1] <= 0 {
-                return;
-            }
             let _ = match owner {
                 [OWNER_THREAD, thread] => {
                     libc::syscall(libc::SYS_tkill, thread, libc::SIGURG) as c_int
@@ -129,21 +142,52 @@ impl Ready {
         }
     }
 
+    /// Sends an urgent byte to the program's end. The kernel would signal the owner, who has had the signal
+    /// of the byte that this one stands for: meanwhile there is none.
+    fn put_urgent(&self, ours: RawFd, theirs: RawFd) {
+        let owner = self.owner();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_OOB;
+        // SAFETY: fcntl(2) with integers, and with a live struct f_owner_ex; one byte of a live variable.
+        // Where the kernel has no urgent bytes for these sockets, nothing is sent.
+        unsafe {
+            if owner.is_some() {
+                real::fcntl(theirs, libc::F_SETOWN, 0);
+            }
+            real::send(ours, [1_u8].as_ptr().cast(), 1, flags);
+            if let Some(owner) = &owner {
+                let at = std::ptr::from_ref(owner).expose_provenance();
+                real::fcntl(theirs, SET_OWNER, at as _);
+            }
+        }
+    }
+
     /// Whether somebody has ever waited for readiness.
     pub(crate) fn was_watched(&self) -> bool {
         self.theirs.is_some()
     }
 
     /// Shows what the socket is ready for. `arrived`: something has come since the last time.
-    pub(crate) fn show(&mut self, now: Readiness, arrived: bool) {
+    pub(crate) fn show(&mut self, mut now: Readiness, arrived: bool) {
+        now.urgent &= self.wants_urgent;
         let (Some(ours), Some(theirs)) = (&self.ours, &self.theirs) else { return };
         let (ours, theirs) = (ours.as_raw_fd(), theirs.as_raw_fd());
         let before = self.shown;
         self.shown = now;
-        if now.readable != before.readable {
-            if now.readable { put(ours, 1) } else { drain(theirs) }
-        } else if now.readable && arrived && self.edges {
+        if now.readable && (!before.readable || arrived && self.edges) {
             put(ours, 1);
+        }
+        match (before.urgent, now.urgent) {
+            (false, true) => self.put_urgent(ours, theirs),
+            (true, false) => {
+                take_urgent(theirs);
+                drain(theirs);
+                if now.readable {
+                    put(ours, 1);
+                }
+            }
+            // With an urgent byte, bytes that no longer count stay: it makes the end readable anyway.
+            _ if before.readable && !now.readable && !now.urgent => drain(theirs),
+            _ => {}
         }
         if now.writable != before.writable {
             if now.writable { drain(ours) } else { put(theirs, usize::MAX) }
@@ -192,6 +236,14 @@ fn put(fd: RawFd, count: usize) {
     (0..count.min(64))
         .take_while(|_| unsafe { real::send(fd, byte.as_ptr().cast(), 1, flags) } == 1)
         .for_each(drop);
+}
+
+/// Takes the urgent byte that has come.
+fn take_urgent(fd: RawFd) {
+    let mut byte = [0_u8];
+    let flags = libc::MSG_DONTWAIT | libc::MSG_OOB;
+    // SAFETY: room for one byte.
+    unsafe { real::recv(fd, byte.as_mut_ptr().cast(), 1, flags) };
 }
 
 /// Takes everything that has come.

@@ -207,10 +207,17 @@ impl Socket {
     }
 
     /// From now on readiness is shown at the descriptor `fd` of the program: for epoll, or other processes.
-    pub(crate) fn watch(self: &Arc<Self>, fd: RawFd, edges: bool) -> Result<(), Errno> {
+    /// `edges`: every arrival anew. `urgent`: urgent bytes, too.
+    pub(crate) fn watch(
+        self: &Arc<Self>,
+        fd: RawFd,
+        edges: bool,
+        urgent: bool,
+    ) -> Result<(), Errno> {
         self.begin_watch(fd, |ready| {
             ready.always = true;
             ready.edges |= edges;
+            ready.wants_urgent |= urgent;
         })
     }
 
@@ -224,8 +231,17 @@ impl Socket {
     /// A thread is about to wait at the descriptor `fd` by poll or select. Only until
     /// [`end_poll`](Self::end_poll) readiness is shown: other calls do without the system calls for that, and
     /// no completion wakes the helper.
-    pub(crate) fn begin_poll(self: &Arc<Self>, fd: RawFd) -> Result<(), Errno> {
-        self.begin_watch(fd, |ready| ready.pollers += 1)
+    pub(crate) fn begin_poll(self: &Arc<Self>, fd: RawFd, urgent: bool) -> Result<(), Errno> {
+        self.begin_watch(fd, |ready| {
+            ready.pollers += 1;
+            ready.wants_urgent |= urgent;
+        })
+    }
+
+    /// Whether an urgent byte is all that there is to read.
+    pub(crate) fn has_urgent_only(&self) -> bool {
+        let now = self.lock().readiness();
+        now.urgent && !now.readable
     }
 
     /// That thread waits no more.
@@ -298,7 +314,8 @@ impl State {
             }
             Phase::Connecting => Readiness::default(),
             Phase::Failed => {
-                Readiness { readable: true, writable: true, ended: true, hung_up: true }
+                let all = Readiness { readable: true, writable: true, ..Readiness::default() };
+                Readiness { ended: true, hung_up: true, ..all }
             }
             Phase::Connected => self.link.as_ref().map_or_else(Readiness::default, |link| {
                 let found = link.connection.readable();
@@ -307,6 +324,7 @@ impl State {
                 let hung_up = failed || ended && link.connection.has_shut_write();
                 Readiness {
                     readable: found != Readable::Nothing || ended,
+                    urgent: link.connection.has_urgent(),
                     writable: link.is_writable() || failed || link.connection.has_shut_write(),
                     ended,
                     hung_up,

@@ -24,7 +24,10 @@ fn compiled(name: &str) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/c/{name}.c"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdp-{name}"));
     let mut command = needs::compiler()?;
-    command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+    command
+        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .arg(&program)
+        .arg(source);
     assert!(command.status().unwrap().success(), "the program does not compile");
     Some(program)
 }

@@ -93,8 +93,8 @@ fn adopt(
     let sets = candidate.sets.lock().unwrap_or_else(|error| error.into_inner());
     for (set, event) in sets.iter() {
         let mut event = *event;
-        let edges = event.events & libc::EPOLLET as u32 != 0;
-        socket.watch(fd, edges)?;
+        let wants = |bit: c_int| event.events & bit as u32 != 0;
+        socket.watch(fd, wants(libc::EPOLLET), wants(libc::EPOLLPRI))?;
         // SAFETY: a live event. The kernel forgot the old socket when its last descriptor went.
         unsafe { real::epoll_ctl(*set, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
     }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use libc::{c_int, c_short, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use quipu_cabi::{Errno, Void};
 
 use super::many::claim;
@@ -14,6 +14,9 @@ use crate::real;
 use crate::socket::Socket;
 use crate::table::{self, Entry};
 
+/// The events of poll that say that there is something to read.
+const READ: c_short = libc::POLLIN | libc::POLLRDNORM;
+
 thread_local! {
     /// Sockets at which this thread waits by poll or select. They are not on its stack, since it may be
     /// cancelled while it waits: then they are shown for good.
@@ -21,27 +24,27 @@ thread_local! {
 }
 
 /// The program waits at a descriptor by epoll from now on.
-fn watch(fd: RawFd, edges: bool) {
+fn watch(fd: RawFd, edges: bool, urgent: bool) {
     claim(fd);
     if let Some(socket) = table::socket(fd) {
         // Without a descriptor left, nothing shows what the socket is ready for.
-        serve::<Void>("epoll_ctl", || socket.watch(fd, edges));
+        serve::<Void>("epoll_ctl", || socket.watch(fd, edges, urgent));
     }
 }
 
-/// The program is about to wait at a descriptor by poll or select.
-fn begin_poll(fd: RawFd) {
+/// The program is about to wait at a descriptor by poll or select; `urgent`: for urgent bytes, too.
+fn begin_poll(fd: RawFd, urgent: bool) {
     claim(fd);
     let Some(socket) = table::socket(fd) else { return };
     serve::<Void>("poll", || {
         POLLED.with(|polled| match polled.try_borrow_mut() {
             Ok(mut polled) => {
-                socket.begin_poll(fd)?;
+                socket.begin_poll(fd, urgent)?;
                 polled.push(socket);
                 Ok(())
             }
             // A signal handler polls in the middle of this.
-            Err(_) => socket.watch(fd, false),
+            Err(_) => socket.watch(fd, false, urgent),
         })
     });
 }
@@ -76,7 +79,33 @@ unsafe fn watch_list(list: *const pollfd, count: nfds_t) {
     let count = if list.is_null() { 0 } else { count as usize };
     for index in 0..count {
         // SAFETY: passed on from the caller.
-        begin_poll(unsafe { (*list.add(index)).fd });
+        let entry = unsafe { list.add(index).read() };
+        begin_poll(entry.fd, entry.events & libc::POLLPRI != 0);
+    }
+}
+
+/// Whether an urgent byte is all that a descriptor has to read. The kernel calls it readable then.
+fn has_urgent_only(fd: RawFd) -> bool {
+    let errno = Errno::last();
+    let only = table::socket(fd).is_some_and(|socket| socket.has_urgent_only());
+    errno.set();
+    only
+}
+
+/// Takes back POLLIN where the kernel has said it because of an urgent byte.
+///
+/// # Safety
+///
+/// As for [`watch_list`]; the kernel has just written the list.
+unsafe fn correct_list(list: *mut pollfd, count: nfds_t, ready: c_int) {
+    let count = if list.is_null() || ready <= 0 { 0 } else { count as usize };
+    for index in 0..count {
+        // SAFETY: passed on from the caller.
+        let entry = unsafe { &mut *list.add(index) };
+        let is_urgent = entry.revents & libc::POLLPRI != 0;
+        if is_urgent && entry.revents & READ != 0 && has_urgent_only(entry.fd) {
+            entry.revents &= !READ;
+        }
     }
 }
 
@@ -92,6 +121,7 @@ macro_rules! poll_like {
                 let before = polled();
                 watch_list($list, $count);
                 let ready = real::$real($list, $count $(, $arg)*);
+                correct_list($list, $count, ready);
                 end_polls(before);
                 ready
             }
@@ -118,9 +148,37 @@ unsafe fn watch_sets(count: c_int, sets: [*const fd_set; 3]) {
             fd < count && !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) }
         };
         if sets.iter().any(is_in) {
-            begin_poll(fd);
+            begin_poll(fd, is_in(&sets[2]));
         }
     }
+}
+
+/// As [`correct_list`], for select: takes those out of the set `read`, and gives how many are ready then.
+///
+/// # Safety
+///
+/// As for [`watch_sets`]; the kernel has just written the sets.
+unsafe fn correct_sets(
+    count: c_int,
+    read: *mut fd_set,
+    except: *const fd_set,
+    ready: c_int,
+) -> c_int {
+    if ready <= 0 || read.is_null() || except.is_null() {
+        return ready;
+    }
+    let mut wrong = 0;
+    for fd in table::range(0, count.clamp(0, 1024) as u32) {
+        // SAFETY: passed on from the caller; the descriptor is below the count.
+        unsafe {
+            let is_both = fd < count && libc::FD_ISSET(fd, except) && libc::FD_ISSET(fd, read);
+            if is_both && has_urgent_only(fd) {
+                libc::FD_CLR(fd, read);
+                wrong += 1;
+            }
+        }
+    }
+    ready - wrong
 }
 
 /// Defines the functions of the select family.
@@ -135,6 +193,7 @@ macro_rules! select_like {
                 let before = polled();
                 watch_sets(count, [read, write, except]);
                 let ready = real::$real(count, read, write, except $(, $arg)*);
+                let ready = correct_sets(count, read, except, ready);
                 end_polls(before);
                 ready
             }
@@ -157,9 +216,12 @@ unsafe extern "C-unwind" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: the program passes an event, or null.
     let wanted = unsafe { event.as_ref() }.copied();
-    let edges = wanted.is_some_and(|event| event.events & libc::EPOLLET as u32 != 0);
+    let wants = |bit: c_int| wanted.is_some_and(|event| event.events & bit as u32 != 0);
+    let (edges, urgent) = (wants(libc::EPOLLET), wants(libc::EPOLLPRI));
     match table::get(fd) {
-        Some(Entry::Sdp(_) | Entry::Lost(_)) if op != libc::EPOLL_CTL_DEL => watch(fd, edges),
+        Some(Entry::Sdp(_) | Entry::Lost(_)) if op != libc::EPOLL_CTL_DEL => {
+            watch(fd, edges, urgent)
+        }
         Some(Entry::Candidate(candidate)) => {
             let mut sets = candidate.sets.lock().unwrap_or_else(|error| error.into_inner());
             sets.retain(|(known, _)| *known != set);

@@ -8,6 +8,7 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,8 +99,109 @@ static void get_signals(int fd)
     CHECK(fcntl(fd, F_SETOWN, 0) == 0);
 }
 
+static volatile sig_atomic_t signals, signalled_thread;
+
+static void on_signal(int signal)
+{
+    (void)signal;
+    signals++;
+    signalled_thread = gettid();
+}
+
+/* An urgent byte that comes now is the only thing that waits for this process. */
+static void check_events(int fd)
+{
+    struct pollfd entry = {fd, POLLIN | POLLPRI, 0};
+    struct epoll_event event = {EPOLLPRI, {.fd = fd}};
+    struct timeval limit = {20, 0};
+    int set = epoll_create1(0);
+    fd_set in, except;
+    char byte;
+    CHECK(set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+    CHECK(poll(&entry, 1, 20000) == 1 && entry.revents == POLLPRI);
+    CHECK(epoll_wait(set, &event, 1, 20000) == 1 && event.events & EPOLLPRI);
+    FD_ZERO(&in);
+    FD_SET(fd, &in);
+    except = in;
+    CHECK(select(fd + 1, &in, NULL, &except, &limit) == 1);
+    CHECK(FD_ISSET(fd, &except) && !FD_ISSET(fd, &in));
+    CHECK(recv(fd, &byte, 1, MSG_OOB | MSG_PEEK) == 1 && byte == 'U');
+    CHECK(poll(&entry, 1, 0) == 1 && entry.revents == POLLPRI);
+    CHECK(recv(fd, &byte, 1, MSG_OOB) == 1 && byte == 'U');
+    CHECK(poll(&entry, 1, 0) == 0);
+    CHECK(epoll_wait(set, &event, 1, 0) == 0);
+    close(set);
+}
+
+static void *idle(void *thread)
+{
+    *(volatile pid_t *)thread = gettid();
+    for (;;)
+        pause();
+    return NULL;
+}
+
+/* Waits for a signal: one for each urgent byte. */
+static void check_signal(void)
+{
+    for (int tries = 0; !signals && tries < 10000; tries++)
+        usleep(1000);
+    CHECK(signals == 1);
+    signals = 0;
+}
+
+/* The peer sends an urgent byte at each step and waits. */
+static void hear_urgent(int fd)
+{
+    static volatile pid_t thread;
+    struct f_owner_ex owner;
+    pthread_t made;
+    char in[2];
+    CHECK(pthread_create(&made, NULL, idle, (void *)&thread) == 0);
+    while (!thread)
+        usleep(1000);
+    for (int step = 0; step < 4; step++) {
+        signals = 0;
+        /* Nobody, this thread's process, a group of processes, and a thread. */
+        if (step == 1)
+            CHECK(fcntl(fd, F_SETOWN, getpid()) == 0);
+        if (step == 2)
+            CHECK(fcntl(fd, F_SETOWN, -getpgrp()) == 0);
+        owner = (struct f_owner_ex){F_OWNER_TID, thread};
+        if (step == 3)
+            CHECK(fcntl(fd, F_SETOWN_EX, &owner) == 0);
+        CHECK(send(fd, "k", 1, 0) == 1);
+        CHECK(recv(fd, in, 2, MSG_WAITALL) == 2 && !memcmp(in, "xy", 2));
+        if (step > 0)
+            check_signal();
+        check_events(fd);
+        CHECK(signals == 0);
+        if (step == 3) {
+            CHECK(signalled_thread == thread);
+            CHECK(fcntl(fd, F_GETOWN_EX, &owner) == 0);
+            CHECK(owner.type == F_OWNER_TID && owner.pid == thread);
+        }
+        CHECK(send(fd, "k", 1, 0) == 1);
+    }
+    CHECK(fcntl(fd, F_SETOWN, 0) == 0);
+    CHECK(pthread_cancel(made) == 0 && pthread_join(made, NULL) == 0);
+}
+
+static void say_urgent(int fd)
+{
+    char in;
+    for (int step = 0; step < 4; step++) {
+        signals = 0;
+        CHECK(recv(fd, &in, 1, 0) == 1 && in == 'k');
+        CHECK(send(fd, "xyU", 3, MSG_OOB) == 3);
+        CHECK(recv(fd, &in, 1, 0) == 1 && in == 'k');
+        /* The group is that of both processes. */
+        CHECK(signals == (step == 2));
+    }
+}
+
 /* Sends one stretch, and receives one of the same length. */
-static void talk(int fd)
+static void talk(int fd, int is_client)
 {
     static unsigned char out[MOST], in[MOST];
     size_t sent = 0, got = 0;
@@ -151,6 +253,10 @@ static void talk(int fd)
     CHECK(recv(fd, in, 2, MSG_WAITALL) == 2 && !memcmp(in, "ab", 2));
     CHECK(recv(fd, &byte, 1, MSG_OOB) == 1 && byte == 'U');
     get_signals(fd);
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    CHECK(sigaction(SIGURG, &action, NULL) == 0);
+    for (int turn = 0; turn < 2; turn++)
+        turn == is_client ? say_urgent(fd) : hear_urgent(fd);
     CHECK(send(fd, "end", 3, 0) == 3);
     CHECK(recv(fd, in, MOST, MSG_PEEK) > 0 && in[0] == 'e');
     CHECK(recv(fd, in, 3, MSG_WAITALL) == 3 && !memcmp(in, "end", 3));
@@ -169,6 +275,7 @@ int main(int argc, char **argv)
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(argv[3]))};
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     alarm(60);
+    CHECK(setpgid(0, 0) == 0);
     pid_t child = fork();
     CHECK(child >= 0);
     int fd;
@@ -220,7 +327,7 @@ int main(int argc, char **argv)
         char byte;
         CHECK(recv(fd, &byte, 1, 0) == 1 && byte == '!');
     }
-    talk(fd);
+    talk(fd, child == 0);
     CHECK(close(fd) == 0);
     if (child > 0) {
         int status;
