@@ -80,6 +80,9 @@ impl Socket {
             return Err(Errno::EINVAL);
         }
         let (id, adapter) = self.identifier(&mut state)?;
+        if let Some(only) = state.options.v6_only() {
+            adapter.engine.cm_set_v6_only(id, only).map_err(|error| errno_of(&error))?;
+        }
         adapter.engine.cm_bind_addr(id, to).map_err(|error| errno_of(&error))?;
         let route = adapter.engine.cm_route(id).map_err(|error| errno_of(&error))?;
         state.local = route.src.or(Some(to));
@@ -101,7 +104,8 @@ impl Socket {
         let listening = adapter.engine.cm_listen(id, backlog.clamp(1, 4096));
         listening.map_err(|error| errno_of(&error))?;
         if let Some(at) = state.local {
-            state.twin = self.listen_at_twin(adapter, at, backlog);
+            let v6_only = state.options.v6_only();
+            state.twin = self.listen_at_twin(adapter, at, v6_only, backlog);
         }
         state.phase = Phase::Listening;
         state.show();
@@ -109,10 +113,17 @@ impl Socket {
     }
 
     /// Listens where clients of a rule `both` ask, if that port is free.
-    fn listen_at_twin(&self, adapter: &Adapter, at: SocketAddr, backlog: c_int) -> Option<IdKey> {
+    fn listen_at_twin(
+        &self,
+        adapter: &Adapter,
+        at: SocketAddr,
+        v6_only: Option<bool>,
+        backlog: c_int,
+    ) -> Option<IdKey> {
         let engine = &adapter.engine;
         let id = engine.cm_create_id(adapter.events, PortSpace::Sdp, RC, self.number).ok()?;
-        let bound = engine.cm_bind_addr(id, both::twin(at));
+        let chosen = v6_only.map_or(Ok(()), |only| engine.cm_set_v6_only(id, only));
+        let bound = chosen.and_then(|()| engine.cm_bind_addr(id, both::twin(at)));
         if bound.and_then(|()| engine.cm_listen(id, backlog.clamp(1, 4096))).is_ok() {
             return Some(id);
         }

@@ -48,6 +48,14 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Whether a socket at `::` is for peers of IPv6 only, if the program has said that.
+    pub(crate) fn v6_only(&self) -> Option<bool> {
+        let value = self.given.get(&(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY))?;
+        read::<c_int>(value).ok().map(|only| only != 0)
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         let threshold = std::env::var("QUIPU_SDP_ZCOPY").ok().and_then(|text| text.parse().ok());

@@ -240,6 +240,7 @@ impl Socket {
         let byte = link.connection.urgent(peek).ok_or(none)?;
         let Some((index, _)) = place(list, 0) else { return Ok(0) };
         room(&list[index])[0] = byte;
+        state.show();
         Ok(1)
     }
 

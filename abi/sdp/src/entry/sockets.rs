@@ -58,6 +58,7 @@ fn like(fd: RawFd) -> Result<(Arc<Socket>, RawFd), Errno> {
         (libc::SOL_SOCKET, libc::SO_LINGER),
         (libc::IPPROTO_IP, libc::IP_TOS),
         (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
         (libc::SOL_SOCKET, libc::SO_PRIORITY),
     ] {
         let mut value = [0_u8; 16];

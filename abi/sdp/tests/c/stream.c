@@ -128,8 +128,8 @@ static void check_events(int fd)
     CHECK(recv(fd, &byte, 1, MSG_OOB | MSG_PEEK) == 1 && byte == 'U');
     CHECK(poll(&entry, 1, 0) == 1 && entry.revents == POLLPRI);
     CHECK(recv(fd, &byte, 1, MSG_OOB) == 1 && byte == 'U');
-    CHECK(poll(&entry, 1, 0) == 0);
     CHECK(epoll_wait(set, &event, 1, 0) == 0);
+    CHECK(poll(&entry, 1, 0) == 0);
     close(set);
 }
 
@@ -297,8 +297,14 @@ int main(int argc, char **argv)
         CHECK(listener >= 0);
         CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
         CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 5) == 0);
+        /* Another socket has the port for IPv6, as in servers that serve both. */
+        int six = socket(AF_INET6, SOCK_STREAM, 0);
+        struct sockaddr_in6 all = {.sin6_family = AF_INET6, .sin6_port = at.sin_port};
+        CHECK(six >= 0 && setsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one) == 0);
+        CHECK(bind(six, (struct sockaddr *)&all, sizeof all) == 0 && listen(six, 5) == 0);
         struct pollfd entry = {listener, POLLIN, 0};
         CHECK(poll(&entry, 1, 30000) == 1);
+        close(six);
         fd = accept(listener, NULL, NULL);
         CHECK(fd >= 0);
         close(listener);
