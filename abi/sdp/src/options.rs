@@ -46,9 +46,7 @@ impl Options {
         let priority = given(libc::SOL_SOCKET, libc::SO_PRIORITY);
         (priority.map_or(class >> 5, |priority| priority.min(15) as u8), class)
     }
-}
 
-impl Options {
     /// Whether a socket at `::` is for peers of IPv6 only, if the program has said that.
     pub(crate) fn v6_only(&self) -> Option<bool> {
         let value = self.given.get(&(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY))?;

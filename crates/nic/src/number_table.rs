@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 use crate::slab::Key;
 use crate::types::{QpId, QpNum};
 
-/// NumberTable that a block has, and blocks that a level has.
+/// Numbers that a block has, and blocks that a level has.
 const FAN: usize = 256;
 /// The greatest number.
 const GREATEST: u32 = (1 << 24) - 1;
