@@ -4,7 +4,7 @@
 //! where that costs no system call (channels), in its turn where many requests are better gathered into
 //! one send (streams).
 
-use quipu_mem::Sge;
+use quipu_mem::{Key, Sge};
 
 use crate::adapter::{Adapter, Hub};
 use crate::channel::Other;
@@ -262,6 +262,19 @@ impl<P: Probe> Adapter<P> {
         hub.counters.doorbells += 1;
         hub.probe.stage(Stage::Doorbell, 0);
         true
+    }
+
+    /// Writes memory of this side into that of a queue pair's peer on this host while it is called, as a
+    /// write of that queue pair would, but without a request: nothing completes, and nothing is posted.
+    /// `false` if that is not possible now: what was posted before is not executed yet, the peer's
+    /// memory cannot be reached or is not granted, or requests are watched. Nothing is said of why.
+    pub fn write_now(&mut self, id: QpId, from: Sge, to: (u64, Key)) -> bool {
+        let Some(qp) = self.qps.get_mut(id) else { return false };
+        let hub = &mut self.hub;
+        if !matches!(qp.qp_type, QpType::Rc) || !is_linked(qp) || hub.qos.is_some() {
+            return false;
+        }
+        transmit::direct::write_now(qp, hub, from, to)
     }
 
     /// Posts a request and rings the doorbell, with one look for the queue pair, if it is one of a reliable

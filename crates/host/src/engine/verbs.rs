@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use quipu_fault::Call;
-use quipu_mem::Segment;
+use quipu_mem::{Segment, Sge};
 use quipu_nic::{
     AddressVector, AhId, ChannelId, CqId, DatagramDrops, Gid, GroupMember, Key, Marking, PdId,
     QpAttr, QpAttrMask, QpCap, QpId, QpInfo, QpInit, QpNum, QpState, QpType, SrqId, Time, XrcdId,
@@ -388,6 +388,20 @@ impl Engine {
             return None;
         }
         core.adapter.view_peer(qp, addr, len, key)
+    }
+
+    /// Writes memory into that of a queue pair's peer on this host, without a request: see
+    /// [`Adapter::write_now`](quipu_nic::Adapter::write_now). `false` if it is not written, also where
+    /// requests are watched.
+    #[must_use]
+    pub fn write_now(&self, qp: QpId, from: Sge, to: (u64, Key)) -> bool {
+        let Ok(mut core) = self.inner.enter_quickly() else { return false };
+        if core.watched || core.attached.is_some() {
+            return false;
+        }
+        let written = core.adapter.write_now(qp, from, to);
+        core.settle_rung();
+        written
     }
 
     /// Whether memory of a queue pair's peer may be mapped here.

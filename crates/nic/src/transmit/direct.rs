@@ -1,7 +1,7 @@
 //! Writes, reads, atomics and flushes that one process executes in the memory of another, which they cost
 //! nothing: where nothing that the peer must execute first is outstanding, and the host allows it.
 
-use quipu_mem::{Key, Segment};
+use quipu_mem::{Key, Segment, Sge};
 
 use super::channel::{Step, has_right_of_way};
 use super::lanes;
@@ -13,7 +13,9 @@ use crate::qp::{Path, Qp};
 use crate::queue::SendWqe;
 use crate::requester;
 use crate::slab::Slab;
-use crate::types::{Access, Flush, LinkId, Payload, Placement, QpType, SendOp, SendWr, WcStatus};
+use crate::types::{
+    Access, Flush, LinkId, Payload, Placement, QpType, SendFlags, SendOp, SendWr, To, WcStatus,
+};
 use crate::watch;
 
 /// The memory of the peer that a request is about.
@@ -216,15 +218,23 @@ fn atomic_at_once<P: Probe>(
 
 #[inline]
 fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> bool {
+    let Some(length) = move_now(qp, hub, wr) else { return false };
+    done_at_once(qp, hub, wr, length, Stage::GetData);
+    true
+}
+
+/// Moves the bytes of a write or read of one piece, where nothing stands before it; how many.
+#[inline]
+fn move_now<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> Option<u32> {
     let length = wr.payload.len();
     // What is watched goes the way on which it is told of.
     if length > u64::from(CHUNK.min(hub.config.max_message)) || hub.probe.watches() {
-        return false;
+        return None;
     }
     let length = length as u32;
-    let Some(target) = Target::of(&wr.op, length) else { return false };
+    let target = Target::of(&wr.op, length)?;
     if qp.requester.reads > 0 || !has_right_of_way(qp, hub, wr) {
-        return false;
+        return None;
     }
     let local = match wr.payload {
         Payload::Inline(bytes) if target.is_write() && bytes.len() <= qp.sq.max_inline() => {
@@ -233,18 +243,29 @@ fn move_at_once<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, wr: &SendWr<'_>) -> boo
         Payload::Sges([sge]) if qp.sq.max_sge() > 0 => {
             match hub.regions.local(qp.pd_number(), sge, !target.is_write()) {
                 Ok(span) => span.as_raw(),
-                Err(_) => return false,
+                Err(_) => return None,
             }
         }
-        _ => return false,
+        _ => return None,
     };
-    let moved = open_link(qp, &hub.links)
-        .and_then(|(path, state)| target.move_bytes(path, state, (0, length), &[local]));
-    if moved.is_none() {
-        return false;
+    let (path, state) = open_link(qp, &hub.links)?;
+    target.move_bytes(path, state, (0, length), &[local])?;
+    Some(length)
+}
+
+/// Writes memory of this side into that of the peer, where nothing that was posted before is still to be
+/// executed, and the peer grants it. It is no request: it completes nothing. `false` if it is not written.
+pub(crate) fn write_now<P: Probe>(qp: &mut Qp, hub: &mut Hub<P>, sge: Sge, to: (u64, Key)) -> bool {
+    let (addr, rkey) = (to.0, to.1.0);
+    let (op, list) = (SendOp::Write { addr, rkey }, [sge]);
+    let (flags, payload) = (SendFlags::empty(), Payload::Sges(&list));
+    let wr = SendWr { wr_id: 0, to: To::Peer, op, flags, payload };
+    let moved = move_now(qp, hub, &wr);
+    if let Some(length) = moved {
+        hub.moved_at_once += u64::from(length);
+        hub.probe.stage(Stage::GetData, length as usize);
     }
-    done_at_once(qp, hub, wr, length, Stage::GetData);
-    true
+    moved.is_some()
 }
 
 /// Completes a request that was executed while it was being posted.
