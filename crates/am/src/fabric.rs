@@ -257,6 +257,12 @@ pub trait Fabric {
     fn push_line(&mut self, _conn: ConnId, _line: &Line) -> Pushed {
         Pushed::Closed
     }
+    /// Writes memory of this process into that of the peer of a connection before it returns; whether it is
+    /// written. That is possible only if all writes and reads that were posted before are executed. The peer
+    /// sees the bytes before a message that is pushed afterwards. After `false`, some bytes may be there.
+    fn write_now(&mut self, _conn: ConnId, _from: Local, _to: Remote) -> bool {
+        false
+    }
     /// A message of any lane, if one of those that are looked at now has one. It stays.
     fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
         None

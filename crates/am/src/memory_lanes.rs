@@ -46,6 +46,11 @@ pub struct MemoryLanes {
     pub pushed: [u64; 2],
     /// A lane had no room: the engine has broken its rule.
     pub has_overflowed: bool,
+    /// Writes and reads of connections that are posted and not done.
+    posted: HashMap<ConnId, u32>,
+    attempts: u64,
+    /// Payloads that were written past the queue pair.
+    pub written: u64,
 }
 
 impl MemoryLanes {
@@ -97,6 +102,28 @@ impl MemoryLanes {
     pub fn close(&mut self, conn: ConnId) {
         self.withdraw(conn);
         self.outs.remove(&conn);
+    }
+
+    /// A write or a read is posted.
+    pub fn count_posted(&mut self, conn: ConnId) {
+        *self.posted.entry(conn).or_default() += 1;
+    }
+
+    /// A post is done, of any kind but a send.
+    pub fn count_done(&mut self, conn: ConnId) {
+        if let Some(posted) = self.posted.get_mut(&conn) {
+            *posted = posted.saturating_sub(1);
+        }
+    }
+
+    /// Whether memory of the peer of a connection may be written now; it is counted then. Every eighth write
+    /// may not.
+    pub fn may_write(&mut self, conn: ConnId) -> bool {
+        self.attempts += 1;
+        let is_free = self.posted.get(&conn).is_none_or(|posted| *posted == 0);
+        let may = is_free && self.outs.contains_key(&conn) && !self.attempts.is_multiple_of(8);
+        self.written += u64::from(may);
+        may
     }
 
     /// Pushes a message.

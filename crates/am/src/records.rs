@@ -36,6 +36,15 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    #[inline(always)]
+    fn keep_args(&mut self, args: &[Arg]) {
+        let mut left = args;
+        for kept in &mut self.args {
+            let [arg, rest @ ..] = left else { return };
+            (*kept, left) = (*arg, rest);
+        }
+    }
+
     /// The arguments of the message; 0 where it has none.
     pub(crate) fn args(&self) -> [Arg; MAX_ARGS] {
         let mut args = [0; MAX_ARGS];
@@ -85,9 +94,7 @@ impl Records {
         (place.conn, place.purpose, place.serial) = (conn, purpose, self.serial);
         (place.is_used, place.is_source_free, place.is_answered) = (true, false, false);
         place.message = *message;
-        for (kept, arg) in place.args.iter_mut().zip(args) {
-            *kept = *arg;
-        }
+        place.keep_args(args);
         Some(id)
     }
 
@@ -108,9 +115,7 @@ impl Records {
         (place.conn, place.purpose, place.serial) = (conn, purpose, self.serial);
         (place.is_used, place.is_source_free, place.is_answered) = (true, false, false);
         place.message = *message;
-        for (kept, arg) in place.args.iter_mut().zip(args) {
-            *kept = *arg;
-        }
+        place.keep_args(args);
     }
 
     /// Gives the place of a request of the program back that waits for its reply, if it is one of this

@@ -374,6 +374,12 @@ impl QueuePair {
         self.engine().view_peer(self.id, memory.addr, len, memory.rkey)
     }
 
+    /// Writes memory into that of the peer, without a request; whether that was possible:
+    /// [`Adapter::write_now`](quipu_host::nic::Adapter::write_now).
+    pub(crate) fn write_now(&self, from: Sge, to: &RemoteMemory) -> bool {
+        self.engine().write_now(self.id, from, (to.addr, to.rkey))
+    }
+
     /// Whether memory of the peer may be mapped here.
     pub(crate) fn is_peer_mapped(&self) -> bool {
         self.engine().is_peer_mapped(self.id)

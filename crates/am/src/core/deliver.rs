@@ -234,7 +234,13 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let has_replied = false;
         let delivery =
             Delivery { handler, endpoint, payload, what, message, args, has_replied, is_marked };
-        Box::new(delivery)
+        match self.spare.pop() {
+            Some(mut place) => {
+                *place = delivery;
+                place
+            }
+            None => Box::new(delivery),
+        }
     }
 
     fn part_of_segment(&self, id: EndpointId, message: &Message) -> Payload {
@@ -355,7 +361,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 let none = Remote { addr: 0, len: 0, key: 0 };
                 let segment = acceptor.and_then(|acceptor| acceptor.segment).unwrap_or(none);
                 match within(segment, offset, from.len) {
-                    Ok(to) => self.write_reply(conn, (from, to), (message, out.args), starved),
+                    Ok(to) => {
+                        self.write_reply(conn, (from, to), (message, out.args), (starved, by_lane))
+                    }
                     Err(status) => {
                         self.reply_comes_back(conn, (&message, out), status, starved);
                         Replied::Done
@@ -370,17 +378,20 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         conn: ConnId,
         (from, to): (Local, Remote),
         (message, args): (Message, &[Arg]),
-        starved: bool,
+        (starved, by_lane): (bool, bool),
     ) -> Replied<H> {
         if from.len == 0 {
             self.answer(conn, message, (starved, false), args);
             return Replied::Done;
         }
+        let mut message = message;
+        message.credits = self.credit_for_answer(conn, starved);
+        if by_lane && self.push_bulk(conn, (from, to), (&message, args)) {
+            return Replied::Done;
+        }
         self.next_ticket = self.next_ticket.wrapping_add(1);
         let ticket = self.next_ticket;
         self.reply_writes.push((ticket, conn));
-        let mut message = message;
-        message.credits = self.credit_for_answer(conn, starved);
         let number = notify::REPLY | u64::from(ticket);
         self.write_and_send(conn, (from, to), Some(number), (&message, args));
         Replied::Pending(ReplyTicket(ticket))
@@ -450,7 +461,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     pub fn finish(&mut self, delivery: &mut Delivery<H>) {
         if delivery.is_request() && !delivery.has_replied {
             self.buffers.redeem();
-            if let What::Request { conn, .. } = delivery.what {
+            if let What::Request { conn, .. } = delivery.what
+                && !self.acknowledge_short(delivery)
+            {
                 let message = Message::new(Kind::Ack, delivery.message.id);
                 let how = (delivery.message.starved, delivery.what.is_by_lane());
                 self.answer(conn, message, how, &[]);

@@ -108,12 +108,11 @@ impl<H> Delivery<H> {
         (self.has_replied, self.is_marked) = (false, true);
     }
 
-    /// Reads as many arguments as the message has.
+    /// Takes as many arguments as the message has.
     #[inline(always)]
-    pub(super) fn put_args(&mut self, bytes: &[u8]) {
-        let args = self.args.iter_mut().take(self.message.nargs.into());
-        for (arg, bytes) in args.zip(bytes.chunks_exact(4)) {
-            *arg = Arg::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    pub(super) fn put_args(&mut self, arg: impl Fn(usize) -> Arg) {
+        for n in 0..usize::from(self.message.nargs).min(MAX_ARGS) {
+            self.args[n] = arg(n);
         }
     }
 

@@ -55,6 +55,17 @@ impl Short {
     }
 }
 
+/// What became of a request that may be a short one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shortly {
+    /// It is sent.
+    Sent,
+    /// There is no credit, and asking for more does not help.
+    NotNow,
+    /// It goes the general way.
+    Otherwise,
+}
+
 /// Writes a short message; its bytes, and how many of them are used.
 #[inline(always)]
 fn encode(fixed: u64, args: &[Arg]) -> ([u8; LONGEST], usize) {
@@ -98,18 +109,18 @@ impl Conn {
 }
 
 impl<F: Fabric, H: Clone> Core<F, H> {
-    /// Delivers a message whose handler may run at once, in a bundle in which no other waits. `args` are the
-    /// bytes after the first 8; there may be more than the message has.
+    /// Delivers a message whose handler may run at once, in a bundle in which no other waits. There may be up
+    /// to `most` arguments, of which `arg` gives each by its number.
     #[inline(always)]
     pub(super) fn deliver_short(
         &mut self,
         polled: BundleId,
         conn: ConnId,
         (fixed, by_lane): (u64, bool),
-        args: &[u8],
+        (most, arg): (usize, impl Fn(usize) -> Arg),
     ) -> Option<Box<Delivery<H>>> {
         let short = Short::parse(fixed)?;
-        if 4 * usize::from(short.nargs) > args.len() {
+        if usize::from(short.nargs) > most {
             return None;
         }
         let known = self.conns.get_mut(conn)?;
@@ -152,8 +163,29 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         let handler = place.take();
         let mut delivery = self.spare.pop().unwrap_or_else(|| Box::new(Delivery::empty(id)));
         delivery.begin(handler, id, what, short.to_message());
-        delivery.put_args(args);
+        delivery.put_args(arg);
         Some(delivery)
+    }
+
+    /// Takes in the acknowledgement of a request, of which nothing is unusual; whether it is one.
+    #[inline(always)]
+    pub(super) fn take_ack(&mut self, conn: ConnId, fixed: u64) -> bool {
+        const ACK: u64 = Kind::Ack as u64;
+        /// What an acknowledgement may have: which request it is for, and credits.
+        const VARIES: u64 = 0x00ff_ffff_0000_0000;
+        if fixed & !VARIES != ACK {
+            return false;
+        }
+        let Some(Role::Initiator(initiator)) = self.conns.get_mut(conn).map(|it| &mut it.role)
+        else {
+            return false;
+        };
+        // Of one that is not mapped any more, this may be the last message.
+        if initiator.index.is_none() || !self.records.end_request((fixed >> 32) as u16, conn) {
+            return false;
+        }
+        initiator.end_request((fixed >> 48) as i8, self.config.max_window);
+        true
     }
 
     /// Keeps a delivery that is finished for another message.
@@ -174,28 +206,40 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         self.fabric.send(id, &bytes[..len], asks)
     }
 
-    /// Sends a short request to a peer that is connected; whether it is sent.
+    /// Sends a short request to a peer that is connected.
     #[inline(always)]
-    pub(super) fn request_short(&mut self, id: EndpointId, index: u32, out: &Outgoing<'_>) -> bool {
+    pub(super) fn request_short(
+        &mut self,
+        id: EndpointId,
+        index: u32,
+        out: &Outgoing<'_>,
+    ) -> Shortly {
+        use Shortly::Otherwise;
         if !matches!(out.body, Body::Short) || out.args.len() > MAX_ARGS {
-            return false;
+            return Otherwise;
         }
-        let Some(endpoint) = self.endpoints.get(id) else { return false };
-        let Some(Some(target)) = endpoint.translations.get(index as usize) else { return false };
-        let Link::Conn(conn) = target.link else { return false };
-        let Some(known) = self.conns.get_mut(conn) else { return false };
-        let Role::Initiator(initiator) = &mut known.role else { return false };
+        let Some(endpoint) = self.endpoints.get(id) else { return Otherwise };
+        let Some(Some(target)) = endpoint.translations.get(index as usize) else {
+            return Otherwise;
+        };
+        let Link::Conn(conn) = target.link else { return Otherwise };
+        let Some(known) = self.conns.get_mut(conn) else { return Otherwise };
+        let Role::Initiator(initiator) = &mut known.role else { return Otherwise };
+        if initiator.in_flight >= initiator.window && initiator.window >= self.config.max_window {
+            // No more credits are to be had.
+            return if initiator.is_up { Shortly::NotNow } else { Otherwise };
+        }
         let is_ready = initiator.is_up && initiator.in_flight < initiator.window;
         let is_plain = !initiator.tell_segment && !initiator.is_starved;
         if !is_ready || !is_plain || initiator.told_tag != target.tag {
-            return false;
+            return Otherwise;
         }
         if !known.lanes.is_out && known.lanes.count_short(self.config.lane_after) {
             // That uses a credit, which may be the last.
             self.ask_for_lanes(conn);
-            return false;
+            return Otherwise;
         }
-        let Some(number) = self.records.next() else { return false };
+        let Some(number) = self.records.next() else { return Otherwise };
         initiator.in_flight += 1;
         let in_flight = initiator.in_flight;
         let nargs = out.args.len() as u8;
@@ -209,6 +253,24 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             counters.requests_sent += 1;
         }
         if !is_sent {
+            self.give_up(conn, Status::Unreachable);
+        }
+        Shortly::Sent
+    }
+
+    /// Acknowledges a request that has come in a lane, where that changes no credits; whether it is done.
+    #[inline(always)]
+    pub(super) fn acknowledge_short(&mut self, delivery: &Delivery<H>) -> bool {
+        let What::Request { conn, by_lane: true, .. } = delivery.what else { return false };
+        if delivery.message.starved || self.pool.is_short {
+            return false;
+        }
+        let Some(known) = self.conns.get_mut(conn) else { return false };
+        let Role::Acceptor(acceptor) = &mut known.role else { return false };
+        acceptor.in_service = acceptor.in_service.saturating_sub(1);
+        acceptor.recent = acceptor.recent.saturating_add(1);
+        let fixed = Message::new(Kind::Ack, delivery.message.id).fixed(0);
+        if !self.push(conn, fixed, &[]) && !self.send_encoded(conn, fixed, &[]) {
             self.give_up(conn, Status::Unreachable);
         }
         true

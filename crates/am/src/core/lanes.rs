@@ -3,6 +3,9 @@
 //! says how many were sent over the queue pair before it, and waits for these. A message of the queue pair
 //! waits for what lies in the lane when it comes.
 //!
+//! The payload of a bulk message is written into the segment while the message is being sent, where the
+//! memory of the receiver can be reached. Then the message goes into the lane, too.
+//!
 //! A message in a lane uses a credit as any other. So a lane never has more than it has room for: the
 //! initiator sends a request there only while at most [`LANE_SLOTS`] are under way, and the acceptor answers
 //! there only to such requests.
@@ -10,13 +13,17 @@
 use super::{Core, Delivery};
 use crate::conn::{Conn, ConnId, Role};
 use crate::endpoint::{BundleId, What};
-use crate::fabric::{Fabric, LANE_SLOTS, LINE_WORDS, LaneAddress, Line, Pushed, Remote};
+use crate::fabric::{Fabric, LANE_SLOTS, LINE_WORDS, LaneAddress, Line, Local, Pushed, Remote};
 use crate::message::{FIXED, Kind, MAX_HEAD, Message};
 use crate::records::Purpose;
 use crate::types::{Arg, Category, MAX_ARGS, Status};
 
 /// Arguments of the longest message that goes into a lane.
 pub(super) const MOST_ARGS: usize = 2 * (LINE_WORDS - 2);
+/// The same of a bulk message, which has its offset and its length there, too.
+const MOST_BULK_ARGS: usize = MOST_ARGS - 4;
+/// Bytes of the longest payload of a message in a lane.
+const MOST_BULK: u64 = 1 << 20;
 
 /// What a look at lanes has found.
 #[derive(Debug)]
@@ -36,10 +43,39 @@ pub enum FromLane<H> {
 fn line_of(fixed: u64, args: &[Arg], sent: u32) -> Line {
     let mut line = [0; LINE_WORDS];
     line[0] = fixed;
+    put_args(&mut line[1..LINE_WORDS - 1], args);
+    line[LINE_WORDS - 1] = sent.into();
+    line
+}
+
+#[inline(always)]
+fn put_args(words: &mut [u64], args: &[Arg]) {
     let half = |arg: &Arg| u64::from(arg.cast_unsigned());
-    for (word, pair) in line[1..LINE_WORDS - 1].iter_mut().zip(args.chunks(2)) {
-        *word = half(&pair[0]) | pair.get(1).map_or(0, half) << 32;
+    let mut left = args;
+    for word in words {
+        match left {
+            [low, high, rest @ ..] => (*word, left) = (half(low) | half(high) << 32, rest),
+            [low] => {
+                *word = half(low);
+                return;
+            }
+            [] => return,
+        }
     }
+}
+
+/// An argument of a short message.
+#[inline(always)]
+fn arg_of(line: &Line, n: usize) -> Arg {
+    let word = line.get(1 + n / 2).copied().unwrap_or(0);
+    (word >> (n % 2 * 32)) as Arg
+}
+
+/// Writes a bulk message.
+fn bulk_line_of(message: &Message, args: &[Arg], sent: u32) -> Line {
+    let mut line = [0; LINE_WORDS];
+    line[..3].copy_from_slice(&[message.fixed(args.len()), message.offset, message.len]);
+    put_args(&mut line[3..LINE_WORDS - 1], args);
     line[LINE_WORDS - 1] = sent.into();
     line
 }
@@ -64,7 +100,12 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             return false;
         }
         let line = line_of(fixed, args, conn.lanes.sent);
-        match self.fabric.push_line(id, &line) {
+        self.push_line(id, &line)
+    }
+
+    #[inline(always)]
+    fn push_line(&mut self, id: ConnId, line: &Line) -> bool {
+        match self.fabric.push_line(id, line) {
             Pushed::Done => {}
             Pushed::Asleep => self.wake(id),
             Pushed::Closed => {
@@ -73,6 +114,23 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             }
         }
         true
+    }
+
+    /// Writes the payload of a bulk message and puts the message into the lane of a connection, if that is
+    /// possible; whether it is done. Otherwise the payload is to be written again.
+    pub(super) fn push_bulk(
+        &mut self,
+        id: ConnId,
+        (from, to): (Local, Remote),
+        (message, args): (&Message, &[Arg]),
+    ) -> bool {
+        let Some(conn) = self.conns.get(id) else { return false };
+        let fits = args.len() <= MOST_BULK_ARGS && from.len <= MOST_BULK && message.tag.is_none();
+        if !conn.lanes.is_out || !fits {
+            return false;
+        }
+        let line = bulk_line_of(message, args, conn.lanes.sent);
+        self.fabric.write_now(id, from, to) && self.push_line(id, &line)
     }
 
     /// Wakes the peer: there is a message in its lane.
@@ -86,6 +144,14 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     fn lose_lane(&mut self, id: ConnId) {
         if let Some(conn) = self.conns.get_mut(id) {
             conn.lanes.is_out = false;
+        }
+    }
+
+    /// Asks for lanes if a connection has none, and it is time for it.
+    pub(super) fn want_lanes(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        if !conn.lanes.is_out && conn.lanes.count_short(self.config.lane_after) {
+            self.ask_for_lanes(id);
         }
     }
 
@@ -237,19 +303,22 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         line: &Line,
     ) -> Option<Box<Delivery<H>>> {
         const SIGNAL: u64 = Kind::Signal as u64;
-        let bytes = bytes_of(line);
         if line[0] == SIGNAL {
             if !self.received_signal(id, &Message::new(Kind::Signal, 0), true) {
                 self.give_up(id, Status::Unreachable);
             }
             return None;
         }
+        if self.take_ack(id, line[0]) {
+            return None;
+        }
         if let Some(polled) = polled
-            && let Some(delivery) = self.deliver_short(polled, id, (line[0], true), &bytes[FIXED..])
+            && let Some(delivery) =
+                self.deliver_short(polled, id, (line[0], true), (MOST_ARGS, |n| arg_of(line, n)))
         {
             return Some(delivery);
         }
-        self.take_any_line(polled, id, &bytes)
+        self.take_any_line(polled, id, &bytes_of(line))
     }
 
     #[inline(never)]
@@ -261,13 +330,24 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     ) -> Option<Box<Delivery<H>>> {
         let mut head = [0; MAX_HEAD];
         head[..bytes.len()].copy_from_slice(bytes);
-        let len = FIXED + 4 * usize::from(bytes[1]).min(MOST_ARGS);
+        const BULK: u8 = Category::Bulk as u8;
+        let (before, most) = match bytes[0] >> 4 & 3 {
+            BULK => (FIXED + 16, MOST_BULK_ARGS),
+            _ => (FIXED, MOST_ARGS),
+        };
+        let len = before + 4 * usize::from(bytes[1]).min(most);
         let mut args = [0; MAX_ARGS];
         let message = Message::parse(&head, len, &mut args).map(|(message, _)| message);
         let is_for_lanes = |message: &Message| {
-            let kinds = [Kind::Request, Kind::Reply, Kind::Ack, Kind::Signal, Kind::SignalsTaken];
-            let is_short = message.category == Category::Short && message.tag.is_none();
-            is_short && kinds.contains(&message.kind)
+            let is_possible = match message.category {
+                Category::Short => matches!(
+                    message.kind,
+                    Kind::Request | Kind::Reply | Kind::Ack | Kind::Signal | Kind::SignalsTaken
+                ),
+                Category::Bulk => matches!(message.kind, Kind::Request | Kind::Reply),
+                Category::Medium => false,
+            };
+            is_possible && message.tag.is_none()
         };
         match message.filter(is_for_lanes) {
             Some(message) => self.take_message(polled, id, (message, args), None, true),

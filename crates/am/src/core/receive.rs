@@ -33,6 +33,8 @@ pub(super) mod notify {
 
 /// So many bytes are read of a message that has no more, whatever it has.
 pub(super) const SMALL: usize = 32;
+/// Arguments of the longest of these.
+const MOST_SMALL_ARGS: usize = (SMALL - FIXED) / 4;
 
 impl<F: Fabric, H: Clone> Core<F, H> {
     /// Takes in what happened.
@@ -106,10 +108,14 @@ impl<F: Fabric, H: Clone> Core<F, H> {
                 return None;
             }
             let fixed = head.first_chunk().map_or(0, |fixed| u64::from_le_bytes(*fixed));
+            let arg = |n: usize| {
+                let bytes = head.get(FIXED + 4 * n..).and_then(<[u8]>::first_chunk);
+                bytes.map_or(0, |bytes| Arg::from_le_bytes(*bytes))
+            };
             let is_whole = len == FIXED + 4 * usize::from(head[1]);
             if is_whole
                 && let Some(delivery) =
-                    self.deliver_short(polled, conn, (fixed, false), &head[FIXED..])
+                    self.deliver_short(polled, conn, (fixed, false), (MOST_SMALL_ARGS, arg))
             {
                 self.repost(slot);
                 return Some(delivery);

@@ -1,5 +1,6 @@
 //! Requests, and how they are sent.
 
+use super::express::Shortly;
 use super::receive::{notify, put_segment};
 use super::{Core, Delivery};
 use crate::conn::{Conn, ConnId, PeerSegment};
@@ -140,10 +141,11 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         index: u32,
         out: &Outgoing<'_>,
     ) -> Result<Sent<H>, CallError> {
-        if self.request_short(id, index, out) {
-            return Ok(Sent::Done);
+        match self.request_short(id, index, out) {
+            Shortly::Sent => Ok(Sent::Done),
+            Shortly::NotNow => Err(CallError::WouldBlock),
+            Shortly::Otherwise => self.request_any(id, index, out),
         }
-        self.request_any(id, index, out)
     }
 
     /// Sends a request of any kind.
@@ -160,6 +162,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             return self.request_elsewhere(id, index, out, &message);
         };
         let tag = target.tag;
+        if matches!(out.body, Body::Bulk { .. }) {
+            self.want_lanes(conn);
+        }
         let segment = match self.ready(conn, tag, &message)? {
             Ready::Go(segment) => segment,
             Ready::Refuse(status) => {
@@ -237,7 +242,7 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     /// Whether a request may go out now.
     #[inline]
     fn ready(&mut self, id: ConnId, tag: Tag, message: &Message) -> Result<Ready, CallError> {
-        let places = self.records.free();
+        let (places, most) = (self.records.free(), self.config.max_window);
         let conn = self.conns.get_mut(id).ok_or(CallError::WouldBlock)?;
         let initiator = conn.initiator().ok_or(CallError::WouldBlock)?;
         if !initiator.is_up {
@@ -247,7 +252,8 @@ impl<F: Fabric, H: Clone> Core<F, H> {
             return Ok(Ready::Refuse(Status::BadLength));
         }
         if initiator.in_flight >= initiator.window || places == 0 {
-            initiator.is_starved |= places > 0;
+            // The peer may give as many as this end takes; after that nothing is to be asked for.
+            initiator.is_starved |= places > 0 && initiator.window < most;
             return Err(CallError::WouldBlock);
         }
         if message.category != Category::Bulk && !initiator.tell_segment {
@@ -334,6 +340,9 @@ impl<F: Fabric, H: Clone> Core<F, H> {
     ) -> Result<Sent<H>, CallError> {
         match (out.body, segment) {
             (Body::Bulk { from, .. }, Some(to)) if from.len > 0 => {
+                if self.push_bulk_request(conn, (from, to), (message, out.args)) {
+                    return Ok(Sent::Done);
+                }
                 let serial = self.records.of(message.id, conn).map_or(0, |record| record.serial);
                 let number = notify::of_record(notify::SOURCE, message.id, serial);
                 self.write_and_send(conn, (from, to), Some(number), (message, out.args));
@@ -360,6 +369,26 @@ impl<F: Fabric, H: Clone> Core<F, H> {
         is_short
             && known.has_room_in_lane(in_flight)
             && self.push(conn, message.fixed(args.len()), args)
+    }
+
+    /// Sends a bulk request by the lane, if that is possible; whether it is. Its source is free then.
+    fn push_bulk_request(
+        &mut self,
+        conn: ConnId,
+        parts: (Local, Remote),
+        (message, args): (&Message, &[Arg]),
+    ) -> bool {
+        let has_room = self.conns.get_mut(conn).is_some_and(|known| {
+            let in_flight = known.initiator().map_or(u16::MAX, |initiator| initiator.in_flight);
+            known.has_room_in_lane(in_flight)
+        });
+        if !has_room || !self.push_bulk(conn, parts, (message, args)) {
+            return false;
+        }
+        if let Some(record) = self.records.of(message.id, conn) {
+            record.is_source_free = true;
+        }
+        true
     }
 
     /// Writes memory, and sends a message after it.

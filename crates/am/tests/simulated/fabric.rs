@@ -7,7 +7,7 @@ use quipu_am::{
     ConnId, Fabric, Hello, LaneAddress, Line, Local, Name, Pushed, Remote, Status, Welcome,
 };
 
-/// What the engine has asked for.
+/// What the engine has asked for. `WriteNow` is to be carried out at once.
 #[derive(Debug)]
 pub enum Post {
     Connect { conn: ConnId, to: Name, hello: Hello },
@@ -18,6 +18,7 @@ pub enum Post {
     SendBuffer { conn: ConnId, buffer: u32, len: usize, notify: u64 },
     Write { conn: ConnId, from: Local, to: Remote, notify: Option<u64> },
     Read { conn: ConnId, into: Local, from: Remote, notify: u64 },
+    WriteNow { conn: ConnId, from: Local, to: Remote },
 }
 
 /// The memory of a node: receive slots, send buffers, and what programs have.
@@ -77,11 +78,13 @@ impl Fabric for SimFabric {
     }
 
     fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool {
+        self.lanes.count_posted(conn);
         self.posts.push(Post::Write { conn, from, to, notify });
         true
     }
 
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
+        self.lanes.count_posted(conn);
         self.posts.push(Post::Read { conn, into, from, notify });
         true
     }
@@ -100,6 +103,14 @@ impl Fabric for SimFabric {
 
     fn push_line(&mut self, conn: ConnId, line: &Line) -> Pushed {
         self.lanes.push(conn, line)
+    }
+
+    fn write_now(&mut self, conn: ConnId, from: Local, to: Remote) -> bool {
+        let may = self.lanes.may_write(conn);
+        if may {
+            self.posts.push(Post::WriteNow { conn, from, to });
+        }
+        may
     }
 
     fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {

@@ -300,11 +300,12 @@ impl Run {
 
     /// Runs until all requests of nodes that live have ended; what happened, as a number.
     fn run(self) -> u64 {
-        self.run_and_count(&mut [0; 2])
+        self.run_and_count(&mut [0; 3])
     }
 
-    /// The same; adds the messages that went into lanes, and those that had to wake their receiver.
-    fn run_and_count(mut self, pushed: &mut [u64; 2]) -> u64 {
+    /// The same; adds the messages that went into lanes, those that had to wake their receiver, and the
+    /// payloads that were written past the queue pair.
+    fn run_and_count(mut self, pushed: &mut [u64; 3]) -> u64 {
         let deaths: Vec<(u64, usize)> = (0..self.plan.deaths)
             .map(|node| (u64::from(self.net.random(20)) * MS / 4, node))
             .collect();
@@ -343,8 +344,9 @@ impl Run {
             assert!(self.fates.values().all(|fate| fate.returned == 0));
         }
         for node in &self.net.nodes {
-            let lanes = node.fabric().lanes.pushed;
-            *pushed = [0, 1].map(|which| pushed[which] + lanes[which]);
+            let lanes = &node.fabric().lanes;
+            let counts = [lanes.pushed[0], lanes.pushed[1], lanes.written];
+            pushed.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         }
         self.net.hash ^ executed
     }
@@ -381,14 +383,15 @@ fn plan(seed: u64) -> Plan {
 #[test]
 fn each_request_ends_once_whatever_the_network_does() {
     let seeds = std::env::var("QUIPU_AM_SEEDS").ok().and_then(|text| text.parse().ok());
-    let mut pushed = [0; 2];
+    let mut pushed = [0; 3];
     for seed in 0..seeds.unwrap_or(60) {
         let hash = Run::new(plan(seed)).run_and_count(&mut pushed);
         if seed % 10 == 0 {
             assert_eq!(hash, Run::new(plan(seed)).run(), "seed {seed} is not repeated");
         }
     }
-    assert!(pushed[0] > 100 && pushed[1] > 10, "lanes were used: {pushed:?}");
+    let were_used = pushed[0] > 100 && pushed[1] > 10 && pushed[2] > 50;
+    assert!(were_used, "lanes were used: {pushed:?}");
 }
 
 #[test]

@@ -164,6 +164,12 @@ impl Network {
                 self.over(pipe, side, Arrival::Write { pipe, to: 1 - side, from, addr });
                 self.acknowledge(pipe, side, notify);
             }
+            Post::WriteNow { conn, from, to } => {
+                let Some((pipe, side)) = self.pipe_of(node, conn) else { return };
+                let bytes = self.nodes[node].fabric_mut().part(from.addr, from.len).to_vec();
+                let (there, _) = self.pipes[pipe].ends[1 - side];
+                self.nodes[there].fabric_mut().part(to.addr, to.len).copy_from_slice(&bytes);
+            }
             Post::Read { conn, into, from, notify } => {
                 let Some((pipe, side)) = self.pipe_of(node, conn) else { return };
                 let (into, addr, len) = (into.addr, from.addr, from.len);
@@ -232,6 +238,11 @@ impl Network {
 
     fn event(&mut self, node: usize, event: Event) {
         if self.is_alive[node] {
+            if let Event::Done { conn, notify } = event
+                && notify >> 56 > 1
+            {
+                self.nodes[node].fabric_mut().lanes.count_done(conn);
+            }
             // Half of the messages go to their handlers at once, as far as these may run.
             match self.bundles.get(node).copied() {
                 Some(bundle) if self.random(2) == 0 => {

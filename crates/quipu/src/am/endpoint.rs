@@ -388,7 +388,11 @@ impl Endpoint {
         (to, len): (u64, u64),
         (handler, args): (u16, &[Arg]),
     ) -> Result<(), Error> {
-        self.retry(|| self.try_get(index, from, (to, len), (handler, args)))
+        let attempt = || self.try_get(index, from, (to, len), (handler, args));
+        match attempt() {
+            Err(Error::Call(CallError::WouldBlock)) => self.retry(attempt),
+            outcome => outcome,
+        }
     }
 
     /// As [`get`](Self::get), but does not wait.
@@ -467,11 +471,16 @@ impl Endpoint {
         self.shared().poll(bundle)
     }
 
+    /// Polls and tries again what was not possible, until it is.
     fn retry<T>(&self, mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        if Shared::is_in_handler() {
+            return attempt();
+        }
         let mut empty = 0;
         loop {
+            empty = if self.poll()? == 0 { empty + 1 } else { 0 };
             match attempt() {
-                Err(Error::Call(CallError::WouldBlock)) if !Shared::is_in_handler() => {}
+                Err(Error::Call(CallError::WouldBlock)) => {}
                 outcome => return outcome,
             }
             if empty >= EMPTY_POLLS {
@@ -479,7 +488,6 @@ impl Endpoint {
                 let bundle = self.shared().lock().core.bundle_of(self.id)?;
                 self.shared().sleep(bundle, None, Some(NAP))?;
             }
-            empty = if self.poll()? == 0 { empty + 1 } else { 0 };
         }
     }
 

@@ -455,6 +455,14 @@ impl Fabric for HostFabric {
         self.lanes.push(conn, line)
     }
 
+    fn write_now(&mut self, conn: ConnId, from: Local, to: Remote) -> bool {
+        let Some(qp) = self.queue_pair(conn).filter(|_| from.len <= PIECE) else { return false };
+        let from =
+            Sge { addr: from.addr, len: from.len as u32, lkey: quipu_host::nic::Key(from.key) };
+        let rkey = quipu_host::nic::Key(to.key);
+        qp.write_now(from, &RemoteMemory { addr: to.addr, len: to.len, rkey })
+    }
+
     #[inline(always)]
     fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
         self.lanes.peek_any()

@@ -21,6 +21,8 @@ const REST: Duration = Duration::from_secs(5);
 const LOOKED_AT: usize = 2;
 /// Looks at the lane that had a message last, in a row: much cheaper than another poll.
 const LOOKS: u32 = 6;
+/// So many messages of one lane in a row say that others are there already.
+const MANY: u32 = 4;
 /// Messages of one lane in a row, before others have their turn.
 const IN_A_ROW: u32 = 32;
 
@@ -170,8 +172,9 @@ impl Lanes {
 
     #[inline(always)]
     pub(super) fn pop(&mut self, conn: ConnId) {
+        let is_deep = self.hits >= MANY;
         if let Some(lane) = self.of(conn) {
-            lane.consumer.pop();
+            if is_deep { lane.consumer.pop_and_fetch() } else { lane.consumer.pop() }
         }
     }
 

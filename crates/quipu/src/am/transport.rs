@@ -283,6 +283,13 @@ impl Fabric for PortFabric {
         }
     }
 
+    fn write_now(&mut self, conn: ConnId, from: Local, to: Remote) -> bool {
+        match self {
+            Self::Reliable(host) => host.write_now(conn, from, to),
+            Self::Datagrams(_) => false,
+        }
+    }
+
     #[inline(always)]
     fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
         match self {

@@ -24,7 +24,7 @@ pub(super) const SEGMENT_LEN: usize = 4096;
 pub(super) const SOURCES: usize = SEGMENT + SEGMENT_LEN;
 pub(super) const MEMORY: usize = SOURCES + 1024;
 
-/// Something that the engine has posted.
+/// Something that the engine has posted. `WriteNow` is to be carried out at once.
 #[derive(Debug)]
 pub(super) enum Post {
     Connect { conn: ConnId, to: Name, hello: Hello },
@@ -35,6 +35,7 @@ pub(super) enum Post {
     SendBuffer { conn: ConnId, buffer: u32, len: usize, notify: u64 },
     Write { conn: ConnId, from: Local, to: Remote, notify: Option<u64> },
     Read { conn: ConnId, into: Local, from: Remote, notify: u64 },
+    WriteNow { conn: ConnId, from: Local, to: Remote },
     Repost { slot: u32 },
 }
 
@@ -171,6 +172,10 @@ impl Fabric for SimFabric {
         either!(self, push_line(conn, line))
     }
 
+    fn write_now(&mut self, conn: ConnId, from: Local, to: Remote) -> bool {
+        either!(self, write_now(conn, from, to))
+    }
+
     fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {
         either!(self, peek_lanes())
     }
@@ -258,11 +263,13 @@ impl Fabric for Posts {
     }
 
     fn write(&mut self, conn: ConnId, from: Local, to: Remote, notify: Option<u64>) -> bool {
+        self.lanes.count_posted(conn);
         self.list.push_back(Post::Write { conn, from, to, notify });
         true
     }
 
     fn read(&mut self, conn: ConnId, into: Local, from: Remote, notify: u64) -> bool {
+        self.lanes.count_posted(conn);
         self.list.push_back(Post::Read { conn, into, from, notify });
         true
     }
@@ -281,6 +288,14 @@ impl Fabric for Posts {
 
     fn push_line(&mut self, conn: ConnId, line: &Line) -> Pushed {
         self.lanes.push(conn, line)
+    }
+
+    fn write_now(&mut self, conn: ConnId, from: Local, to: Remote) -> bool {
+        let may = self.lanes.may_write(conn);
+        if may {
+            self.list.push_back(Post::WriteNow { conn, from, to });
+        }
+        may
     }
 
     fn peek_lanes(&mut self) -> Option<(ConnId, Line)> {

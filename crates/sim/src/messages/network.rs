@@ -1,7 +1,7 @@
 //! Carries out what engines post: on the queue pairs of their hosts, and by a connection manager whose
 //! messages take time and always arrive.
 
-use quipu_am::{ConnId, Event, Hello, Name, Refusal, Welcome};
+use quipu_am::{ConnId, Event, Hello, Local, Name, Refusal, Remote, Welcome};
 use quipu_nic::mem::Access;
 use quipu_nic::{
     AddressVector, Completion, Gid, Payload, QpAttr, QpAttrMask as M, QpCap, QpId, QpInit, QpNum,
@@ -18,6 +18,11 @@ pub(super) const RECEIVE: u64 = 1 << 63;
 const DEPTH: u32 = 256;
 /// The longest that a message of the connection manager takes.
 const SLOWEST_NS: u64 = 2_000_000;
+
+/// Whether a completion with that number is that of a write or of a read.
+fn is_of_memory(number: u64) -> bool {
+    number >> 56 > 1
+}
 
 /// A queue pair and the connection it is of.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +78,7 @@ impl Programs {
                 }
                 Post::Close { conn } => self.close(world, n, conn),
                 Post::Repost { slot } => self.post_receive(world, n, slot),
+                Post::WriteNow { conn, from, to } => self.write_now(world, n, conn, (from, to)),
                 post => self.post_send(world, n, post),
             }
         }
@@ -91,12 +97,23 @@ impl Programs {
         }
     }
 
+    /// A process stores into the memory of another, as if it had mapped that.
+    fn write_now(&mut self, world: &World, n: usize, conn: ConnId, (from, to): (Local, Remote)) {
+        let memory = self.nodes[n].core.fabric().memory();
+        let bytes = memory.read((from.addr - memory.addr) as usize, from.len as usize);
+        let Some((there, _)) = self.link(n, conn).and_then(|link| link.peer) else { return };
+        let peer = &self.nodes[there];
+        if world.hosts[peer.host].alive {
+            let memory = peer.core.fabric().memory();
+            memory.write((to.addr - memory.addr) as usize, &bytes);
+        }
+    }
+
     fn post_send(&mut self, world: &mut World, n: usize, post: Post) {
         let memory = &self.nodes[n].core.fabric().memory();
         let in_buffer = |buffer: u32, len| memory.sge((MOST_SLOTS + buffer) as usize * SLOT, len);
-        let part = |local: quipu_am::Local| {
-            memory.sge((local.addr - memory.addr) as usize, local.len as usize)
-        };
+        let part =
+            |local: Local| memory.sge((local.addr - memory.addr) as usize, local.len as usize);
         let (conn, op, bytes, list, notify): (_, _, _, [Sge; 1], _) = match post {
             Post::Send { conn, bytes, notify } => {
                 (conn, SendOp::Send, Some(bytes), [in_buffer(0, 0)], notify)
@@ -360,6 +377,11 @@ impl Programs {
         if is_receive {
             self.event(world, n, Event::Received { conn, slot, len: done.byte_len as usize });
         } else if let Some(conn) = conn {
+            if let Some(lanes) = self.nodes[n].core.fabric_mut().lanes()
+                && is_of_memory(done.wr_id)
+            {
+                lanes.count_done(conn);
+            }
             self.event(world, n, Event::Done { conn, notify: done.wr_id });
         }
     }
