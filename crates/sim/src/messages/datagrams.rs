@@ -73,13 +73,13 @@ impl Registered for Memory {
 /// What a process sends its messages with.
 pub(super) fn fabric(memory: Memory, over_datagrams: bool, seed: u64) -> SimFabric {
     if !over_datagrams {
-        return SimFabric::Posts(Posts {
+        return SimFabric::Posts(Box::new(Posts {
             list: VecDeque::new(),
             memory,
             provided: 0,
             lanes: MemoryLanes::default(),
             has_lanes: false,
-        });
+        }));
     }
     let limits = Limits {
         datagram: DATAGRAM,

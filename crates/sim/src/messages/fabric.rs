@@ -72,7 +72,7 @@ impl Memory {
 /// What a process sends messages with: a queue pair for each connection, or datagrams.
 #[derive(Debug)]
 pub(super) enum SimFabric {
-    Posts(Posts),
+    Posts(Box<Posts>),
     Datagrams(Box<DatagramFabric<Memory>>),
 }
 
