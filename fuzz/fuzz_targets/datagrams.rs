@@ -293,12 +293,10 @@ impl World {
     fn settle(&mut self, full: bool) {
         let mut out = [0; MAX_DATAGRAM];
         let mut turns = 0;
-        while let Some(number) = self.adapter.next_datagrams() {
+        while let Some((id, number)) = self.adapter.next_datagrams() {
             turns += 1;
             assert!(turns < 1000, "it never stops talking");
-            while !full
-                && let Some(departure) = self.adapter.transmit_datagram(NOW, number, &mut out)
-            {
+            while !full && let Some(departure) = self.adapter.transmit_datagram(NOW, id, &mut out) {
                 let header = Datagram::parse(&out[..departure.len]).expect("a datagram of its own");
                 assert_eq!((header.source_qpn, departure.from), (number.0, number));
                 let raw = number == QpNum::new(PORT, RAW as u8);
