@@ -230,6 +230,16 @@ impl ProtectionDomain {
         MemoryRegion::new(self, len, access)
     }
 
+    /// The same, without rights for peers: of the heap, which no process on this host maps. For much memory
+    /// in many regions, of which each would take a descriptor otherwise.
+    ///
+    /// # Errors
+    ///
+    /// There is not so much memory, or the adapter has no more regions.
+    pub fn register_unshared(&self, len: usize) -> Result<MemoryRegion, Error> {
+        MemoryRegion::unshared(self, len)
+    }
+
     /// Registers memory for which the caller vouches, as libraries with a C interface do.
     ///
     /// # Errors

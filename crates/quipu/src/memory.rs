@@ -40,8 +40,15 @@ pub struct MemoryRegion {
 
 impl MemoryRegion {
     pub(crate) fn new(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self, Error> {
+        Self::of(pd, pd.device().opened.engine.allocate(len)?, access)
+    }
+
+    pub(crate) fn unshared(pd: &ProtectionDomain, len: usize) -> Result<Self, Error> {
+        Self::of(pd, pd.device().opened.engine.allocate_unshared(len)?, Access::LOCAL_WRITE)
+    }
+
+    fn of(pd: &ProtectionDomain, segment: Segment, access: Access) -> Result<Self, Error> {
         let engine = &pd.device().opened.engine;
-        let segment = engine.allocate(len)?;
         let region = engine.reg_segment(pd.inner.id, &segment, None, access)?;
         let zero_based = access.contains(Access::ZERO_BASED);
         Ok(Self { segment, region, zero_based, pd: pd.clone() })

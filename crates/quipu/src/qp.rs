@@ -380,8 +380,10 @@ impl QueuePair {
         self.engine().write_now(self.id, from, (to.addr, to.rkey))
     }
 
-    /// Whether memory of the peer may be mapped here.
-    pub(crate) fn is_peer_mapped(&self) -> bool {
+    /// Whether the peer is a process on this host of which some memory is mapped here: data then move by
+    /// copies between the two, best from and to memory that [`ProtectionDomain::register`] gave.
+    #[must_use]
+    pub fn is_peer_mapped(&self) -> bool {
         self.engine().is_peer_mapped(self.id)
     }
 

@@ -183,6 +183,21 @@ impl Engine {
         }
     }
 
+    /// The same, of the heap where that is possible: peers on this host do not map it, and it takes no
+    /// descriptor. For much memory in many regions that only this process's own requests name.
+    ///
+    /// # Errors
+    ///
+    /// As [`allocate`](Self::allocate).
+    pub fn allocate_unshared(&self, len: usize) -> Result<Segment, EngineError> {
+        match self.elsewhere()? {
+            None => Segment::try_heap(len).ok_or_else(|| {
+                EngineError::system("memory", io::Error::from_raw_os_error(libc::ENOMEM))
+            }),
+            Some(elsewhere) => elsewhere.calls.allocate(len),
+        }
+    }
+
     /// That [allocated](Self::allocate) memory is there: what is shared with the process that has the adapter
     /// a forked child does not have.
     ///

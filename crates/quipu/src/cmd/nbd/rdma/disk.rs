@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use quipu::{Access, Error, MemoryRegion, ProtectionDomain};
+use quipu::{Error, MemoryRegion, ProtectionDomain};
 use quipu_nbd::Extent;
 
 use super::super::disk::{Disk, Placed, Take};
@@ -29,7 +29,7 @@ impl Registered {
     }
 
     fn piece(&self) -> Result<Arc<MemoryRegion>, Error> {
-        Ok(Arc::new(self.pd.register(PIECE, Access::LOCAL_WRITE)?))
+        Ok(Arc::new(self.pd.register_unshared(PIECE)?))
     }
 
     /// The piece with a byte of the disk. It is made if it is absent.

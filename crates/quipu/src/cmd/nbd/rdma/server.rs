@@ -288,7 +288,11 @@ impl<'a> Client<'a> {
         let Some(buffer) = buffers.take() else { return Ok(()) };
         let Piece { job, at, len, place } = piece;
         let is_write = job.command == Command::Write;
-        let placed = self.service.disk.placed(piece.offset(), len, is_write);
+        // On one host the adapter moves data best between memory that both processes map, as the buffers are.
+        let placed = match self.connection.is_peer_mapped() {
+            true => None,
+            false => self.service.disk.placed(piece.offset(), len, is_write),
+        };
         let memory = match &placed {
             Some(placed) => [placed.memory.sge(placed.at, placed.len)?],
             None => buffers.sge(buffer, len)?,
