@@ -226,6 +226,25 @@ impl MemoryRegion {
         quipu_host::write_segment_at(file.as_fd(), place, &self.segment, offset, len)
     }
 
+    /// Copies `len` bytes from `offset` on to another region, from its `place` on.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Self::write), for either region.
+    pub fn copy_to(
+        &self,
+        offset: usize,
+        to: &MemoryRegion,
+        place: usize,
+        len: usize,
+    ) -> Result<(), Error> {
+        self.pd.device().opened.engine.check_allocated()?;
+        let from = self.segment.span(offset, len).map_err(|it| self.fault(it, offset, len))?;
+        let target = to.segment.span(place, len).map_err(|it| to.fault(it, place, len))?;
+        from.copy_to(&target);
+        Ok(())
+    }
+
     /// A copy of `len` bytes from `offset` on.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! A disk in registered memory: RDMA Reads and Writes place data where they stay.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use quipu::{Error, MemoryRegion, ProtectionDomain};
@@ -98,6 +99,28 @@ impl Disk for Registered {
         Ok(())
     }
 
+    fn read_to(&self, offset: u64, memory: &MemoryRegion, part: Range<usize>) -> io::Result<()> {
+        self.pieces.walk(offset, part.len() as u64, |place, from, at| {
+            let to = part.start + at;
+            let copied = match &*self.pieces.reading(place) {
+                Some(piece) => piece.copy_to(from.start, memory, to, from.len()),
+                None => match self.zeros() {
+                    Some(zeros) => zeros.copy_to(from.start, memory, to, from.len()),
+                    None => return Err(io::Error::from_raw_os_error(libc::ENOMEM)),
+                },
+            };
+            copied.map_err(io::Error::other)
+        })
+    }
+
+    fn write_from(&self, offset: u64, memory: &MemoryRegion, part: Range<usize>) -> io::Result<()> {
+        self.pieces.walk(offset, part.len() as u64, |place, to, at| {
+            let piece = self.made(place).map_err(no_room)?;
+            let copied = memory.copy_to(part.start + at, &piece, to.start, to.len());
+            copied.map_err(io::Error::other)
+        })
+    }
+
     fn placed(&self, offset: u64, length: usize, for_write: bool) -> Option<Placed> {
         let at = (offset % PIECE as u64) as usize;
         if length > PIECE - at {
@@ -151,6 +174,12 @@ mod tests {
         let mut data = [9; 4];
         disk.read(piece - 2, &mut data).unwrap();
         assert_eq!(data, [0, 1, 2, 0]);
+        let memory = disk.pd.register_unshared(64).unwrap();
+        disk.read_to(piece - 2, &memory, 10..14).unwrap();
+        assert_eq!(memory.to_vec(9, 6).unwrap(), [0, 0, 1, 2, 0, 0]);
+        disk.write_from(piece - 2, &memory, 11..13).unwrap();
+        disk.read(piece - 2, &mut data).unwrap();
+        assert_eq!(data, [1, 2, 2, 0]);
         let lengths = || {
             let extents = disk.extents(0, disk.size()).unwrap();
             extents.iter().map(|extent| (extent.length, extent.hole)).collect::<Vec<_>>()
