@@ -45,6 +45,12 @@ fn run(program: &Path, seed: u32, preloaded: bool) -> Output {
     command.output().unwrap()
 }
 
+/// Octets that a program says went through memory, by all of its processes.
+fn octets_by_memory(text: &str) -> u64 {
+    let octets = text.lines().filter_map(|line| line.strip_prefix("by memory "));
+    octets.filter_map(|octets| octets.parse::<u64>().ok()).sum()
+}
+
 #[test]
 fn a_random_program_sees_the_same_with_and_without_the_library() {
     let Some(program) = program("random") else { return };
@@ -58,8 +64,7 @@ fn a_random_program_sees_the_same_with_and_without_the_library() {
         }
         assert_eq!(text(&plain).len(), text(&quipu).len(), "seed {seed}");
         let errors = String::from_utf8_lossy(&quipu.stderr).into_owned();
-        let octets = errors.lines().filter_map(|line| line.strip_prefix("by memory "));
-        by_memory += octets.filter_map(|count| count.parse::<u64>().ok()).sum::<u64>();
+        by_memory += octets_by_memory(&errors);
     }
     assert!(by_memory > 10_000, "{by_memory} octets went through memory");
 }
@@ -78,8 +83,7 @@ fn what_poll_select_and_epoll_report_is_true_while_octets_move_between_ring_and_
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.ends_with("done\n"), "seed {seed}: {text}{errors}");
-        let octets = text.lines().filter_map(|line| line.strip_prefix("by memory "));
-        by_memory += octets.filter_map(|count| count.parse::<u64>().ok()).sum::<u64>();
+        by_memory += octets_by_memory(&text);
     }
     assert!(by_memory > 1000, "{by_memory} octets went through memory");
 }
@@ -98,8 +102,7 @@ fn a_stream_that_nobody_answers_goes_through_memory_too() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.contains("\ndone"), "{len} {how:?}: {text}{errors}");
-        let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
-        let octets: u64 = octets.and_then(|octets| octets.parse().ok()).unwrap_or(0);
+        let octets = octets_by_memory(&text);
         assert!(octets > 100_000, "{len} {how:?}: {octets} octets went through memory");
     }
 }
@@ -117,8 +120,7 @@ fn a_long_message_that_begins_over_tcp_goes_on_through_memory() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.ends_with("done\n"), "{preloaded}: {text}{errors}");
-        let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
-        let octets: u64 = octets.and_then(|octets| octets.parse().ok()).unwrap_or(0);
+        let octets = octets_by_memory(&text);
         assert!(octets >= 16_384 || !preloaded, "{octets} octets went through memory");
     }
 }
@@ -136,8 +138,7 @@ fn processes_that_share_a_processor_take_turns_without_tcp() {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.ends_with("done\n"), "{text}{errors}");
-        let octets = text.lines().find_map(|line| line.strip_prefix("by memory "));
-        octets.and_then(|octets| octets.parse::<u64>().ok()).unwrap_or(0)
+        octets_by_memory(&text)
     };
     let most = (0..TRIES).map(|_| by_memory()).find(|octets| *octets > TRIPS / 2);
     assert!(most.is_some(), "less than half of {TRIPS} octets went through memory");

@@ -15,22 +15,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "octets.h"
+
 #define LEN (4ul << 20)
 #define PIECES 40ul
 #define MESSAGES 60
-
-static void must(int holds, const char *what)
-{
-    if (!holds) {
-        perror(what);
-        exit(1);
-    }
-}
-
-static unsigned char octet(unsigned long at)
-{
-    return (at * 0x9e3779b97f4a7c15ul) >> 56;
-}
 
 static unsigned char buffer[LEN];
 
@@ -59,21 +48,6 @@ static void receive(int fd)
     receive_all(fd, 1);
     usleep(50000);
     close(fd);
-}
-
-static void print_octets(void)
-{
-    char path[100], line[400];
-    long sum = 0;
-    snprintf(path, sizeof path, "/dev/shm/quipu-sockets-%d/%d", (int)geteuid(), (int)getpid());
-    usleep(400000);
-    FILE *report = fopen(path, "r");
-    while (report != NULL && fgets(line, sizeof line, report) != NULL) {
-        long octets = 0;
-        if (sscanf(line, "%*d %*s %*s %*d %ld", &octets) == 1)
-            sum += octets;
-    }
-    printf("by memory %ld\n", sum);
 }
 
 /* Lets TCP hold less than a message, so that the sender does not come to its end before the receiver wakes. */

@@ -12,13 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void must(int holds, const char *what)
-{
-    if (!holds) {
-        perror(what);
-        exit(1);
-    }
-}
+#include "octets.h"
 
 /* Stays on the first processor that it may use. */
 static void choose_processor(void)
@@ -31,21 +25,6 @@ static void choose_processor(void)
     CPU_ZERO(&one);
     CPU_SET(first, &one);
     must(sched_setaffinity(0, sizeof one, &one) == 0, "sched_setaffinity");
-}
-
-static void print_octets(void)
-{
-    char path[100], line[400];
-    long sum = 0;
-    snprintf(path, sizeof path, "/dev/shm/quipu-sockets-%d/%d", (int)geteuid(), (int)getpid());
-    usleep(400000);
-    FILE *report = fopen(path, "r");
-    while (report != NULL && fgets(line, sizeof line, report) != NULL) {
-        long octets = 0;
-        if (sscanf(line, "%*d %*s %*s %*d %ld", &octets) == 1)
-            sum += octets;
-    }
-    printf("by memory %ld\n", sum);
 }
 
 int main(int argc, char **argv)

@@ -16,18 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static void must(int holds, const char *what)
-{
-    if (!holds) {
-        perror(what);
-        exit(1);
-    }
-}
-
-static unsigned char octet(unsigned long at)
-{
-    return (at * 0x9e3779b97f4a7c15ul) >> 56;
-}
+#include "octets.h"
 
 static void receive(int fd, unsigned char *buffer, size_t len, unsigned long total)
 {
@@ -40,21 +29,6 @@ static void receive(int fd, unsigned char *buffer, size_t len, unsigned long tot
     }
     must(send(fd, "e", 1, 0) == 1, "send");
     must(recv(fd, buffer, 1, 0) == 0, "the end");
-}
-
-static void print_octets(void)
-{
-    char path[100], line[400];
-    long sum = 0;
-    snprintf(path, sizeof path, "/dev/shm/quipu-sockets-%d/%d", (int)geteuid(), (int)getpid());
-    usleep(400000);
-    FILE *report = fopen(path, "r");
-    while (report != NULL && fgets(line, sizeof line, report) != NULL) {
-        long octets = 0;
-        if (sscanf(line, "%*d %*s %*s %*d %ld", &octets) == 1)
-            sum += octets;
-    }
-    printf("by memory %ld\n", sum);
 }
 
 /* Sends a message, by way of a file if there is one. */

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use quipu::{Error, MemoryRegion, ProtectionDomain};
 use quipu_nbd::Extent;
 
-use super::super::disk::{Disk, Placed, Take};
+use super::super::disk::{Disk, Placed};
 use super::super::memory::Pieces;
 
 /// Bytes of a piece: what one registration covers.
@@ -43,6 +43,12 @@ impl Registered {
             return Ok(Arc::clone(memory));
         }
         Ok(Arc::clone(piece.insert(self.piece()?)))
+    }
+
+    /// The piece with a byte of the disk, or zeros if it is absent.
+    fn found(&self, offset: u64) -> Option<Arc<MemoryRegion>> {
+        let found = self.pieces.reading(offset).clone();
+        found.or_else(|| self.zeros())
     }
 
     fn zeros(&self) -> Option<Arc<MemoryRegion>> {
@@ -89,27 +95,12 @@ impl Disk for Registered {
         })
     }
 
-    fn read_pieces(&self, offset: u64, length: usize, take: &mut Take<'_>) -> io::Result<()> {
-        let mut buffer = [0; COPIED];
-        for at in (0..length).step_by(COPIED) {
-            let piece = &mut buffer[..COPIED.min(length - at)];
-            self.read(offset + at as u64, piece)?;
-            take(at, piece)?;
-        }
-        Ok(())
-    }
-
     fn read_to(&self, offset: u64, memory: &MemoryRegion, part: Range<usize>) -> io::Result<()> {
         self.pieces.walk(offset, part.len() as u64, |place, from, at| {
             let to = part.start + at;
-            let copied = match &*self.pieces.reading(place) {
-                Some(piece) => piece.copy_to(from.start, memory, to, from.len()),
-                None => match self.zeros() {
-                    Some(zeros) => zeros.copy_to(from.start, memory, to, from.len()),
-                    None => return Err(io::Error::from_raw_os_error(libc::ENOMEM)),
-                },
-            };
-            copied.map_err(io::Error::other)
+            let piece =
+                self.found(place).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))?;
+            piece.copy_to(from.start, memory, to, from.len()).map_err(io::Error::other)
         })
     }
 
@@ -126,12 +117,7 @@ impl Disk for Registered {
         if length > PIECE - at {
             return None;
         }
-        let memory = if for_write {
-            self.made(offset).ok()?
-        } else {
-            let found = self.pieces.reading(offset).clone();
-            found.or_else(|| self.zeros())?
-        };
+        let memory = if for_write { self.made(offset).ok()? } else { self.found(offset)? };
         Some(Placed { memory, at, len: length })
     }
 
