@@ -3,6 +3,8 @@
 //! Objects live in a pool whose memory is never given back, so that a thread that is late may still
 //! look at one: it then finds that the object is closed, or that the table has another.
 
+mod pool;
+
 use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{
@@ -16,10 +18,13 @@ use quipu_sockets::report::Reason;
 
 use crate::idleness::Idleness;
 use crate::map::Map;
-use crate::owners::Owners;
+use crate::owners::{Owners, Slot};
 use crate::send_lock::SendLock;
 use crate::set::Set;
 use crate::{helper, sys, totals};
+
+use pool::pool_take;
+pub(crate) use pool::{for_all, for_all_at_end, hold_pool};
 
 /// Messages in each direction after which a connection is worth raising.
 const MESSAGES: u32 = 8;
@@ -212,8 +217,10 @@ impl Conn {
         conn.fd.store(fd, Ordering::Relaxed);
         conn.descriptors.store(0, Ordering::Relaxed);
         conn.owners.replace(owners);
-        let _ = conn.patience.lock().map(|mut patience| *patience = Patience::default());
-        let _ = conn.overflow.lock().map(|mut overflow| *overflow = Overflow::default());
+        // Nobody uses the object. A thread that was looking when its process made this one by fork(2) has them
+        // for good.
+        let _ = conn.patience.try_lock().map(|mut patience| *patience = Patience::default());
+        let _ = conn.overflow.try_lock().map(|mut overflow| *overflow = Overflow::default());
         for number in [&conn.stuck_at, &conn.ring_messages, &conn.closed_until, &conn.rests_until] {
             number.store(0, Ordering::Relaxed);
         }
@@ -292,6 +299,12 @@ impl Conn {
         self.owners.is_one()
     }
 
+    /// What it shares with the other processes that have the socket.
+    #[inline]
+    pub(crate) fn shared(&self) -> Option<&'static Slot> {
+        self.owners.slot()
+    }
+
     /// Another process has the socket too from now on.
     pub(crate) fn add_owner(&self) {
         self.owners.add();
@@ -306,7 +319,7 @@ impl Conn {
     /// the helper, is between [`enter`](Self::enter) and [`leave`](Self::leave).
     pub(crate) fn trim_idle_ring(&self, map: &Map) {
         if self.idleness.has_begun(self.counters.sent.load(Ordering::Relaxed)) {
-            match SendLock::take(map) {
+            match SendLock::take(self) {
                 Some(_lock) if map.sender().unread().is_none_or(|it| it.0 == 0) => {
                     map.forget_sent()
                 }
@@ -518,6 +531,13 @@ impl Conn {
             && self.is_sole_owner()
     }
 
+    /// Whether a descriptor is still its own: another thread may have closed it, and the number may be
+    /// that of another file now.
+    #[inline]
+    pub(crate) fn has(&self, fd: c_int) -> bool {
+        crate::table::conn(fd).is_some_and(|now| ptr::eq(now, self))
+    }
+
     /// It has one more descriptor.
     pub(crate) fn add_descriptor(&self) {
         self.descriptors.fetch_add(1, Ordering::Relaxed);
@@ -561,40 +581,4 @@ pub(crate) fn break_off(conn: &Conn, map: &Map) {
     map.receiver().wish(wish::PLAIN);
     conn.give_nodelay_back();
     conn.change(Mode::Raised, Mode::Plain);
-}
-
-/// All objects that there are. Grows by blocks, which are never freed.
-static POOL: Mutex<Vec<&'static [Conn]>> = Mutex::new(Vec::new());
-const BLOCK: usize = 64;
-
-fn pool_take() -> &'static Conn {
-    let mut pool = POOL.lock().unwrap_or_else(|error| error.into_inner());
-    let free = |conn: &&'static Conn| {
-        !conn.is_used.load(Ordering::Acquire) && conn.users.load(Ordering::SeqCst) == CLOSED
-    };
-    let found = pool.iter().rev().flat_map(|block| block.iter()).find(free);
-    let conn = match found {
-        Some(conn) => conn,
-        None => {
-            let block: Vec<Conn> = (0..BLOCK).map(|_| Conn::new()).collect();
-            let block: &'static [Conn] = Box::leak(block.into_boxed_slice());
-            pool.push(block);
-            &block[0]
-        }
-    };
-    conn.is_used.store(true, Ordering::Relaxed);
-    conn
-}
-
-/// Calls a function for every socket that is open. Nobody takes or leaves the pool meanwhile.
-pub(crate) fn for_all(mut each: impl FnMut(&'static Conn)) {
-    let pool = POOL.lock().unwrap_or_else(|error| error.into_inner());
-    for conn in pool.iter().flat_map(|block| block.iter()).filter(|conn| conn.is_open()) {
-        each(conn);
-    }
-}
-
-/// The pool's lock, for fork(2).
-pub(crate) fn hold_pool() -> std::sync::MutexGuard<'static, Vec<&'static [Conn]>> {
-    POOL.lock().unwrap_or_else(|error| error.into_inner())
 }

@@ -64,7 +64,7 @@ fn withdraw_consent(conn: &'static Conn) {
 /// This process ends: it has its sockets no more.
 pub(crate) fn ends() {
     if process::is_own() {
-        conn::for_all(|conn| {
+        conn::for_all_at_end(|conn| {
             conn.remove_owner();
         });
         crate::report::remove();

@@ -322,7 +322,7 @@ fn look_at_rings(own: &Fd) {
 fn take_back(own: &Fd, conn: &Conn, map: &Map) {
     if let Some(socket) = copy(own, conn.fd())
         && sys::cookie(socket.0) == Some(conn.cookie.load(Ordering::Relaxed))
-        && let Some(_lock) = SendLock::take(map)
+        && let Some(_lock) = SendLock::take(conn)
     {
         send::take_back_by(conn, map, socket.0);
     }

@@ -48,14 +48,14 @@ pub(crate) fn closing(fd: c_int) {
         return;
     }
     sys::quietly(|| match table::take(fd) {
-        Some(Entry::Conn(conn)) => dropped(conn, fd),
+        Some(Entry::Conn(conn)) => dropped(conn, fd, true),
         Some(Entry::Set(set)) => set.remove_descriptor(),
         None => {}
     });
 }
 
-/// A socket has lost a descriptor.
-pub(crate) fn dropped(conn: &'static Conn, fd: c_int) {
+/// A socket loses a descriptor, which is still open or not.
+pub(crate) fn dropped(conn: &'static Conn, fd: c_int, is_open: bool) {
     if !conn.remove_descriptor(fd) {
         return;
     }
@@ -63,7 +63,7 @@ pub(crate) fn dropped(conn: &'static Conn, fd: c_int) {
     if conn.remove_owner() && conn.enter() {
         if let Some(map) = conn.map() {
             map.own().closed.store(1, Ordering::SeqCst);
-            if map.receiver().unread() > 0 {
+            if is_open && map.receiver().unread() > 0 {
                 reset_on_close(fd);
             }
         }

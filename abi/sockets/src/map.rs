@@ -72,8 +72,7 @@ impl Shared for Direction {
 /// What the processes that have one end share among themselves, and show the other end.
 #[repr(C, align(64))]
 pub(crate) struct End {
-    /// Thread that is sending into the ring; 0 if none is.
-    pub(crate) sending: AtomicU32,
+    unused: AtomicU32,
     /// Not 0 after the last process of this end has closed the socket.
     pub(crate) closed: AtomicU32,
     /// Octets that this end has sent.
@@ -185,6 +184,11 @@ impl Map {
             // SAFETY: pieces lie within the ring.
             unsafe { into.copy_in(self.ring(1 - self.own).add(offset), len) };
         }
+    }
+
+    /// Octets of each ring.
+    pub(crate) fn size(&self) -> usize {
+        self.ring
     }
 
     /// Gives the memory of the ring in which this end sends back to the system. Nothing is in it, and nobody

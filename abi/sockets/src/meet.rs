@@ -183,7 +183,58 @@ fn receive(peer: &Fd, octets: &mut [u8]) -> Option<(usize, Option<Fd>)> {
     let len = usize::try_from(received).ok()?;
     let number =
         |at: usize| c_int::from_ne_bytes(control.0[at..at + 4].try_into().unwrap_or_default());
-    let has_file = message.msg_controllen >= 20
-        && (number(0), number(8), number(12)) == (20, libc::SOL_SOCKET, libc::SCM_RIGHTS);
-    Some((len, has_file.then(|| Fd(number(16)))))
+    let has_files = message.msg_controllen >= 20
+        && (number(8), number(12)) == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+    let file = |is_there: bool, at| (has_files && is_there).then(|| Fd(number(at)));
+    // There is room for a second one, which nobody honest sends: it is closed here.
+    match (file(number(0) >= 20, 16), file(number(0) >= 24, 20)) {
+        (file, None) => Some((len, file)),
+        _ => Some((len, None)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair() -> (Fd, Fd) {
+        let mut ends = [0; 2];
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+        let made = sys::call!(SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr());
+        assert_eq!(made, 0);
+        (Fd(ends[0]), Fd(ends[1]))
+    }
+
+    /// Sends so many copies of a descriptor in one message.
+    fn send_copies(peer: &Fd, file: &Fd, count: usize) {
+        let mut octets = *b"!";
+        let mut vector = libc::iovec { iov_base: octets.as_mut_ptr().cast(), iov_len: 1 };
+        let mut control = Control([0; 24]);
+        let len = 16 + 4 * count;
+        control.0[..8].copy_from_slice(&len.to_ne_bytes());
+        control.0[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
+        control.0[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
+        control.0[16..len].copy_from_slice(&file.0.to_ne_bytes().repeat(count));
+        let mut message = message(&mut vector, Some(&mut control));
+        message.msg_controllen = len as _;
+        assert_eq!(sys::call!(SYS_sendmsg, peer.0, &raw const message, 0), 1);
+    }
+
+    #[test]
+    fn a_peer_that_sends_more_descriptors_than_one_leaves_none_open() {
+        for (count, expected) in [(1, true), (2, false)] {
+            let (own, other) = pair();
+            let (reader, writer) = pair();
+            send_copies(&other, &writer, count);
+            drop(writer);
+            let (len, file) = receive(&own, &mut [0; 8]).unwrap();
+            assert_eq!((len, file.is_some()), (1, expected), "{count}");
+            drop(file);
+            // All copies are closed: the stream has ended.
+            let flags = libc::MSG_DONTWAIT;
+            let mut octet = [0_u8];
+            let read = sys::call!(SYS_recvfrom, reader.0, octet.as_mut_ptr(), 1, flags, 0, 0);
+            assert_eq!(read, 0, "{count}");
+        }
+    }
 }

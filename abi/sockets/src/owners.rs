@@ -1,4 +1,5 @@
-//! How many processes have a socket. The numbers are in memory that children of fork(2) share.
+//! How many processes have a socket, and the locks that they share. Both are in memory that children of
+//! fork(2) have too, and the process at the other end of the connection has not.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +10,19 @@ use crate::sys;
 const SLOTS: usize = 1 << 17;
 const NO_SLOT: u32 = u32::MAX;
 
-struct Memory(*const AtomicU32);
+/// What the processes of one family know of a socket. Threads that use different sockets write different cache
+/// lines.
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    /// How many have it.
+    count: AtomicU32,
+    /// Thread that is sending into the ring; 0 if none is.
+    pub(crate) sending: AtomicU32,
+    /// Thread that takes octets of the ring back; 0 if none does.
+    pub(crate) withdrawing: AtomicU32,
+}
+
+struct Memory(*const Slot);
 
 // SAFETY: the mapping stays for ever, and is only accessed by atomic words.
 unsafe impl Send for Memory {}
@@ -20,10 +33,11 @@ static MEMORY: OnceLock<Option<Memory>> = OnceLock::new();
 /// Where the search for a free slot begins.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-fn slot(number: u32) -> Option<&'static AtomicU32> {
-    let map = || sys::map_shared(SLOTS * 4, None).map(|at| Memory(at.cast_const().cast()));
+fn slot(number: u32) -> Option<&'static Slot> {
+    let len = SLOTS * size_of::<Slot>();
+    let map = || sys::map_shared(len, None).map(|at| Memory(at.cast_const().cast()));
     let memory = MEMORY.get_or_init(map).as_ref()?;
-    // SAFETY: the mapping has so many zeroed words.
+    // SAFETY: the mapping has so many slots of zeroed words.
     (number < SLOTS as u32).then(|| unsafe { &*memory.0.add(number as usize) })
 }
 
@@ -46,9 +60,14 @@ impl Owners {
         (0..SLOTS).find_map(|_| {
             let number = NEXT.fetch_add(1, Ordering::Relaxed) % SLOTS as u32;
             let slot = slot(number)?;
-            let free = slot.load(Ordering::Relaxed) == 0;
-            let taken = || slot.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-            (free && taken()).then_some(number)
+            let (count, order) = (&slot.count, Ordering::SeqCst);
+            let free = count.load(Ordering::Relaxed) == 0;
+            let taken = free && count.compare_exchange(0, 1, order, order).is_ok();
+            if taken {
+                slot.sending.store(0, order);
+                slot.withdrawing.store(0, order);
+            }
+            taken.then_some(number)
         })
     }
 
@@ -57,25 +76,25 @@ impl Owners {
         self.0.store(number, Ordering::Relaxed);
     }
 
-    fn slot(&self) -> Option<&'static AtomicU32> {
+    pub(crate) fn slot(&self) -> Option<&'static Slot> {
         slot(self.0.load(Ordering::Relaxed))
     }
 
     /// Whether it is one.
     #[inline]
     pub(crate) fn is_one(&self) -> bool {
-        self.slot().is_some_and(|slot| slot.load(Ordering::SeqCst) == 1)
+        self.slot().is_some_and(|slot| slot.count.load(Ordering::SeqCst) == 1)
     }
 
     /// One more.
     pub(crate) fn add(&self) {
         if let Some(slot) = self.slot() {
-            slot.fetch_add(1, Ordering::SeqCst);
+            slot.count.fetch_add(1, Ordering::SeqCst);
         }
     }
 
     /// One less. Whether there is none now.
     pub(crate) fn remove(&self) -> bool {
-        self.slot().is_some_and(|slot| slot.fetch_sub(1, Ordering::SeqCst) == 1)
+        self.slot().is_some_and(|slot| slot.count.fetch_sub(1, Ordering::SeqCst) == 1)
     }
 }

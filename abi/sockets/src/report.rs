@@ -109,7 +109,10 @@ fn write(text: &str) {
     if written == text.len() as libc::c_long {
         let cwd = libc::AT_FDCWD;
         sys::call!(SYS_renameat2, cwd, fresh.as_ptr(), cwd, path.as_ptr(), 0);
-        *FILE.lock().unwrap_or_else(|error| error.into_inner()) = Some(path);
+        // In a child of fork(2), the parent's helper may have it for good.
+        if let Ok(mut file) = FILE.try_lock() {
+            *file = Some(path);
+        }
     }
 }
 

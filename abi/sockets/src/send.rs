@@ -10,7 +10,7 @@ use quipu_sockets::{Room, Withdrawal};
 use crate::conn::{Conn, Mode, count};
 use crate::iov::Cursor;
 use crate::map::Map;
-use crate::send_lock::SendLock;
+use crate::send_lock::{SendLock, WithdrawLock};
 use crate::source::{File, Source};
 use crate::{helper, sys, table};
 
@@ -33,6 +33,14 @@ const BRIEF_NS: u64 = 20_000;
 const BACKLOG_NS: u64 = 1_000_000;
 /// For how long a blocking sender waits for TCP before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// For how long a sender that may block waits at most for a receiver that reads.
+const MOST_NS: u64 = 100_000_000;
+/// How often a call that must not block finds the ring full before it gives up. Even where other threads fill
+/// what room there is, once is enough.
+const ROUNDS: usize = 64;
+/// So many times its size is more than a ring ever has while it is taken back.
+const MOST_RINGS: usize = 8;
 
 /// Octets that are copied into the ring at a time, so that the receiver copies meanwhile.
 const PART: usize = 64 * 1024;
@@ -224,8 +232,13 @@ fn raised<S: Source>(
         return Plan::Kernel(conn, done);
     }
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking.load(Ordering::Relaxed);
-    loop {
-        let Some(lock) = SendLock::take(map) else { return without_lock(conn, map, done) };
+    let gives_up = |done: usize, error| match done {
+        0 => Plan::Done(-1, error),
+        _ => Plan::Done(done as isize, 0),
+    };
+    let mut limit = None;
+    for round in 0.. {
+        let Some(lock) = SendLock::take(conn) else { return without_lock(conn, map, done) };
         match fill(conn, map, data, total, &mut done) {
             Filled::All => return Plan::Done(total as isize, 0),
             Filled::UseTcp => return use_tcp(conn, done),
@@ -238,16 +251,23 @@ fn raised<S: Source>(
             continue;
         }
         conn.pause();
-        let emptied = match SendLock::take(map) {
+        let emptied = match SendLock::take(conn) {
             Some(_lock) => take_back(conn, map),
             None => return without_lock(conn, map, done),
         };
         match (emptied, blocking) {
-            (true, _) => {}
-            (false, false) if done > 0 => return Plan::Done(done as isize, 0),
-            (false, false) => return Plan::Done(-1, libc::EAGAIN),
+            // The peer has broken the protocol.
+            (true, _) if conn.mode() == Mode::Plain => return use_tcp(conn, done),
+            (true, true) => {}
+            (true, false) if round < ROUNDS => {}
+            (_, false) => return gives_up(done, libc::EAGAIN),
+            (false, true) if !conn.is_open() => return gives_up(done, libc::EBADF),
             (false, true) => {
-                let waited = sys::wait_for(conn.fd(), libc::POLLOUT, LOOK_AGAIN);
+                let limit = *limit.get_or_insert_with(|| sys::send_limit(conn.fd()));
+                if limit.is_some_and(|limit| sys::now_ns() > limit) {
+                    return gives_up(done, libc::EAGAIN);
+                }
+                let waited = sys::wait_in_call(conn.fd(), libc::POLLOUT, LOOK_AGAIN);
                 if waited.is_none() && sys::errno() == libc::EINTR {
                     if done > 0 {
                         return Plan::Done(done as isize, 0);
@@ -259,6 +279,7 @@ fn raised<S: Source>(
             }
         }
     }
+    Plan::Kernel(conn, done)
 }
 
 enum Filled {
@@ -341,7 +362,8 @@ fn wait_for_reader(map: &Map, time_ns: u64) -> bool {
     let Some((unread, mut read)) = sender.unread() else { return true };
     let time =
         || if time_ns == PATIENT_NS && sender.is_tcp_unread() { BACKLOG_NS } else { time_ns };
-    let mut deadline = sys::now_ns() + time();
+    let begun = sys::now_ns();
+    let mut deadline = begun + time();
     loop {
         for _ in 0..64 {
             match sender.unread() {
@@ -356,7 +378,7 @@ fn wait_for_reader(map: &Map, time_ns: u64) -> bool {
         }
         match sender.unread() {
             Some((_, position)) if position != read && time_ns == PATIENT_NS => {
-                (read, deadline) = (position, now + time());
+                (read, deadline) = (position, (now + time()).min(begun + MOST_NS));
             }
             _ => {}
         }
@@ -368,12 +390,16 @@ fn wait_for_reader(map: &Map, time_ns: u64) -> bool {
 /// The caller has the lock.
 pub(crate) fn take_back(conn: &Conn, map: &Map) -> bool {
     let _signals = sys::NoSignals::new();
-    take_back_by(conn, map, conn.fd())
+    let fd = conn.fd();
+    // Another thread may have closed it: these octets are not for a new file of that number.
+    conn.has(fd) && take_back_by(conn, map, fd)
 }
 
-/// The same, by a descriptor of the caller's.
+/// The same, by a descriptor of the caller's. All signals are blocked.
 pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
     let sender = map.sender();
+    let _lock = WithdrawLock::take(conn);
+    let mut most = MOST_RINGS * map.size();
     loop {
         match sender.withdraw() {
             Withdrawal::Nothing => return true,
@@ -383,6 +409,11 @@ pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
             }
             Withdrawal::Octets { from, pieces } => {
                 let (vectors, len) = map.vectors(pieces);
+                if len > most {
+                    crate::conn::break_off(conn, map);
+                    return true;
+                }
+                most -= len;
                 let sent = sys::send_now(fd, &vectors).or_else(|error| refused(conn, error, len));
                 let is_empty = sender.finish_withdrawal(from, sent.unwrap_or(0).min(len));
                 count(&conn.counters.withdrawals, 1);
@@ -436,6 +467,6 @@ fn without_lock(conn: &'static Conn, map: &Map, done: usize) -> Plan {
 /// Sends nothing into the ring any more, if the octets that are there can go over TCP now. Whether
 /// they could.
 pub(crate) fn settle(conn: &Conn, map: &Map) -> bool {
-    let Some(_lock) = SendLock::take(map) else { return true };
+    let Some(_lock) = SendLock::take(conn) else { return true };
     take_back(conn, map)
 }

@@ -278,6 +278,8 @@ impl Set {
         }
         match table::get(fd) {
             Some(Entry::Set(inside)) if !ptr::eq(inside, self) && op == libc::EPOLL_CTL_ADD => {
+                // fork(2) takes the locks of all sets, in another order.
+                drop(inner);
                 inside.leave_to_kernel();
             }
             Some(Entry::Conn(conn)) if conn.mode() != Mode::Plain => {

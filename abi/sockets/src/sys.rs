@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use libc::{c_int, c_long, c_void};
 
+use crate::real::real;
+
 /// Sets `errno`.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: the address of this thread's errno is valid.
@@ -251,6 +253,23 @@ pub(crate) fn wait_for(fd: c_int, events: libc::c_short, time: Duration) -> Opti
     };
     let count = call!(SYS_ppoll, &raw mut entry, 1, &raw const time, 0, 8);
     (count >= 0).then_some(count > 0)
+}
+
+/// The same in a call of the program in which its thread may be cancelled: then it ends here. The caller has
+/// nothing to drop.
+pub(crate) fn wait_in_call(fd: c_int, events: libc::c_short, time: Duration) -> Option<bool> {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    let time = time.as_millis() as c_int;
+    let count = real!(poll(&raw mut entry => *mut libc::pollfd, 1 => libc::nfds_t,
+        time => c_int) -> c_int);
+    (count >= 0).then_some(count > 0)
+}
+
+/// When a send that begins now is to end at the latest, by its `SO_SNDTIMEO`. None without a limit.
+pub(crate) fn send_limit(fd: c_int) -> Option<u64> {
+    let time: libc::timeval = quietly(|| option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO))?;
+    let length = time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1000;
+    (length > 0).then(|| now_ns() + length)
 }
 
 /// Sends octets without waiting. An error number if none are taken.

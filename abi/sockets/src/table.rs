@@ -105,9 +105,11 @@ pub(crate) fn put(fd: c_int, entry: Entry) -> bool {
         Entry::Set(set) => set.add_descriptor(),
     }
     let before = place.swap(entry.encode(), Ordering::SeqCst);
-    if let Some(Entry::Conn(conn)) = Entry::decode(before) {
-        // The descriptor was closed by a call that this library did not see.
-        crate::life::dropped(conn, fd);
+    // The descriptor was closed by a call that this library did not see.
+    match Entry::decode(before) {
+        Some(Entry::Conn(conn)) => crate::life::dropped(conn, fd, false),
+        Some(Entry::Set(set)) => set.remove_descriptor(),
+        None => {}
     }
     true
 }
