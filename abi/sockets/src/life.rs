@@ -38,7 +38,15 @@ pub(crate) fn duplicated(from: c_int, to: c_int) {
         && let Some(entry) = table::get(from)
         && process::is_own()
     {
-        sys::quietly(|| table::put(to, entry));
+        sys::quietly(|| {
+            table::put(to, entry);
+            if let Entry::Conn(conn) = entry
+                && to <= libc::STDERR_FILENO
+                && conn.mode() != Mode::Plain
+            {
+                leave_to_stdio(conn);
+            }
+        });
     }
 }
 
@@ -106,5 +114,26 @@ pub(crate) fn plain_fd(fd: c_int, reason: Reason) {
         && conn.mode() != Mode::Plain
     {
         sys::quietly(|| plain(conn, reason));
+    }
+}
+
+/// stdio calls the system by itself, which no library sees. So the socket stays with the kernel, and what is in
+/// its ring goes to the kernel first.
+fn leave_to_stdio(conn: &'static Conn) {
+    plain(conn, Reason::Feature);
+    if conn.enter() {
+        if let Some(map) = conn.map() {
+            crate::send::empty_ring(conn, map);
+        }
+        conn.leave();
+    }
+}
+
+/// The same, by descriptor.
+pub(crate) fn leave_fd_to_stdio(fd: c_int) {
+    if let Some(conn) = table::conn(fd)
+        && conn.mode() != Mode::Plain
+    {
+        sys::quietly(|| leave_to_stdio(conn));
     }
 }

@@ -55,20 +55,28 @@ pub(crate) fn look_up_all() {
     unsafe { libc::dlerror() };
 }
 
-/// Calls the real function of a name and type; ENOSYS and -1 if there is none.
-macro_rules! real {
-    ($name:ident($($arg:expr => $ty:ty),*) -> $ret:ty) => {{
+/// The address of the real function of a name; null if there is none.
+macro_rules! real_address {
+    ($name:ident) => {{
         static REAL: $crate::real::Real = $crate::real::Real::new(
-            match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name),
-                "\0").as_bytes()) {
+            match ::std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes())
+            {
                 Ok(name) => name,
                 Err(_) => panic!("a name has no zero inside"),
-            }
+            },
         );
         #[used]
         #[unsafe(link_section = "quipu_sk_reals")]
         static LISTED: &$crate::real::Real = &REAL;
-        let address = REAL.address();
+        REAL.address()
+    }};
+}
+pub(crate) use real_address;
+
+/// Calls the real function of a name and type; ENOSYS and -1 if there is none.
+macro_rules! real {
+    ($name:ident($($arg:expr => $ty:ty),*) -> $ret:ty) => {{
+        let address = $crate::real::real_address!($name);
         if address.is_null() {
             $crate::sys::set_errno(libc::ENOSYS);
             -1 as $ret

@@ -131,7 +131,7 @@ pub(crate) fn plan_file(fd: c_int, file: c_int, offset: Option<i64>, len: usize)
 }
 
 /// Takes all octets of the ring back. False if TCP takes no more now, and the call must not block.
-fn empty_ring(conn: &Conn, map: &Map) -> bool {
+pub(crate) fn empty_ring(conn: &Conn, map: &Map) -> bool {
     while !settle(conn, map) {
         if conn.nonblocking.load(Ordering::Relaxed) {
             return false;

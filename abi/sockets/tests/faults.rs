@@ -85,3 +85,8 @@ fn a_program_whose_sockets_have_the_numbers_0_to_2_is_carried() {
 fn a_proxy_between_the_ends_passes_all_octets_on() {
     check("proxy");
 }
+
+#[test]
+fn text_that_the_c_library_prints_comes_in_order() {
+    check("printed");
+}

@@ -1,7 +1,7 @@
 /* What must not harm a connection, or only as it harms one of TCP.
  *
  * faults MODE: prints "done" if all went well. Modes: killed, stopped, receiver-killed, receiver-stopped,
- * stranger, children, descriptors, low, closed, proxy.
+ * stranger, children, descriptors, low, closed, proxy, printed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -132,11 +132,13 @@ static void interrupt(int signal, int turn)
 {
     volatile uint64_t *accepted =
         mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    volatile uint64_t *has_asked = accepted + 1;
     int listener = listen_somewhere();
     pid_t sender = fork();
     if (sender == 0) {
         int fd = connect_there();
         ask(fd, 0, 20);
+        *has_asked = 1;
         stream(fd, accepted, signal == SIGKILL ? UINT64_MAX : 4000000);
         _exit(0);
     }
@@ -145,6 +147,9 @@ static void interrupt(int signal, int turn)
     answer(fd, 20);
     pid_t killer = fork();
     if (killer == 0) {
+        /* The end of a process that has not read all that came resets its connections. */
+        while (!*has_asked)
+            usleep(20);
         usleep(turn * turn * 200);
         kill(sender, signal);
         usleep(30000);
@@ -445,6 +450,46 @@ static void proxy(const char *own)
     wait_for(between);
 }
 
+/* Text that goes to a socket by send, by dprintf, and by standard output that is the socket, in turns. */
+static void printed(void)
+{
+    enum { TURNS = 500 };
+    int listener = listen_somewhere();
+    pid_t client = fork();
+    if (client == 0) {
+        int fd = connect_there();
+        ask(fd, 0, 40);
+        usleep(100000);
+        ask(fd, 0, 40);
+        for (int turn = 0; turn < 2 * TURNS; turn++) {
+            char wanted[80], came[80];
+            int len = snprintf(wanted, sizeof wanted, "send %d\nprint %d %d %d %d %.3f\n", turn, turn, 1, 2, 3,
+                               turn / 8.0);
+            receive(fd, came, len);
+            must(memcmp(wanted, came, len) == 0, "other text");
+        }
+        _exit(0);
+    }
+    int fd = accept(listener, NULL, NULL);
+    must(fd >= 0, "accept");
+    answer(fd, 80);
+    int output = -1;
+    for (int turn = 0; turn < 2 * TURNS; turn++) {
+        char text[40];
+        int len = snprintf(text, sizeof text, "send %d\n", turn);
+        must(send(fd, text, len, 0) == len, "send");
+        if (turn == TURNS) {
+            output = dup(1);
+            must(dup2(fd, 1) == 1, "dup2");
+        }
+        len = turn < TURNS ? dprintf(fd, "print %d %d %d %d %.3f\n", turn, 1, 2, 3, turn / 8.0)
+                           : printf("print %d %d %d %d %.3f\n", turn, 1, 2, 3, turn / 8.0);
+        must(len > 0 && fflush(stdout) == 0, "print");
+    }
+    must(dup2(output, 1) == 1, "dup2");
+    wait_for(client);
+}
+
 int main(int argc, char **argv)
 {
     must(argc >= 2, "MODE");
@@ -480,6 +525,8 @@ int main(int argc, char **argv)
         must(dup2(output, 1) == 1, "dup2");
     } else if (strcmp(mode, "proxy") == 0)
         proxy(argv[0]);
+    else if (strcmp(mode, "printed") == 0)
+        printed();
     else
         must(0, mode);
     puts("done");
