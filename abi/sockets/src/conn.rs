@@ -305,6 +305,19 @@ impl Conn {
         self.owners.slot()
     }
 
+    /// Whether TCP takes nothing any more, since the program has shut it down. What is in the ring then stays
+    /// there: the receiver reads it before the end of the stream.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shared().is_some_and(|slot| slot.shut.load(Ordering::SeqCst) != 0)
+    }
+
+    /// The program is about to shut TCP down.
+    pub(crate) fn shut(&self) {
+        if let Some(slot) = self.shared() {
+            slot.shut.store(1, Ordering::SeqCst);
+        }
+    }
+
     /// Another process has the socket too from now on.
     pub(crate) fn add_owner(&self) {
         self.owners.add();

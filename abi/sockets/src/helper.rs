@@ -299,7 +299,7 @@ fn look_at_rings(own: &Fd) {
         }
         if let Some(map) = conn.map() {
             let stuck = match map.sender().unread() {
-                Some((unread, read)) if unread > 0 => {
+                Some((unread, read)) if unread > 0 && !conn.is_shut() => {
                     conn.stuck_at.swap(read + 1, Ordering::Relaxed) == read + 1
                 }
                 _ => {

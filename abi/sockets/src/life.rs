@@ -108,7 +108,19 @@ pub(crate) fn plain(conn: &'static Conn, reason: Reason) {
     }
 }
 
-/// The same, by descriptor.
+/// TCP is about to be shut down: what is sent, what is received or both.
+pub(crate) fn shutting_down(fd: c_int, how: c_int) {
+    // The kernel says from now on what sending and receiving give.
+    plain_fd(fd, Reason::Feature);
+    if how != libc::SHUT_RD
+        && let Some(conn) = table::conn(fd)
+        && conn.mode() == Mode::Raised
+    {
+        conn.shut();
+    }
+}
+
+/// Has a socket stay with the kernel, by descriptor.
 pub(crate) fn plain_fd(fd: c_int, reason: Reason) {
     if let Some(conn) = table::conn(fd)
         && conn.mode() != Mode::Plain
@@ -123,7 +135,7 @@ fn leave_to_stdio(conn: &'static Conn) {
     plain(conn, Reason::Feature);
     if conn.enter() {
         if let Some(map) = conn.map() {
-            crate::send::empty_ring(conn, map);
+            let _ = crate::send::empty_ring(conn, map, true);
         }
         conn.leave();
     }

@@ -20,6 +20,8 @@ pub(crate) struct Slot {
     pub(crate) sending: AtomicU32,
     /// Thread that takes octets of the ring back; 0 if none does.
     pub(crate) withdrawing: AtomicU32,
+    /// Not 0 after shutdown(2) for what is sent.
+    pub(crate) shut: AtomicU32,
 }
 
 struct Memory(*const Slot);
@@ -66,6 +68,7 @@ impl Owners {
             if taken {
                 slot.sending.store(0, order);
                 slot.withdrawing.store(0, order);
+                slot.shut.store(0, order);
             }
             taken.then_some(number)
         })

@@ -84,13 +84,19 @@ pub(crate) fn plan(fd: c_int, data: &mut Cursor<'_>, flags: c_int) -> Plan {
     let Some(conn) = enter(fd) else { return Plan::Pass };
     conn.sending.fetch_add(1, Ordering::SeqCst);
     conn.note_message(true);
-    if flags & !HARMLESS != 0 {
+    let is_special = flags & !HARMLESS != 0;
+    if is_special {
         conn.make_plain(Reason::Feature);
     }
     let Some(map) = conn.map() else { return Plan::Kernel(conn, 0) };
     let before = sys::errno();
     let plan = match data.len() {
+        _ if is_special => match empty_ring(conn, map, flags & libc::MSG_DONTWAIT == 0) {
+            None => Plan::Kernel(conn, 0),
+            Some(error) => Plan::Done(-1, error),
+        },
         None | Some(0) => Plan::Kernel(conn, 0),
+        _ if is_shut(conn) => Plan::Kernel(conn, 0),
         Some(total) => raised(conn, map, data, (0, total), flags),
     };
     leave_if_done(conn, &plan);
@@ -118,27 +124,54 @@ pub(crate) fn plan_file(fd: c_int, file: c_int, offset: Option<i64>, len: usize)
     let Some(map) = conn.map() else { return Plan::Kernel(conn, 0) };
     let before = sys::errno();
     let total = len.min(FILE_MOST);
-    let mut plan = match offset.filter(|offset| *offset >= 0 && total > 0) {
+    let mut plan = match offset.filter(|offset| *offset >= 0 && total > 0 && !is_shut(conn)) {
         Some(offset) => raised(conn, map, &mut File::new(file, offset), (0, total), 0),
         None => Plan::Kernel(conn, 0),
     };
-    if matches!(plan, Plan::Kernel(_, 0)) && !empty_ring(conn, map) {
-        plan = Plan::Done(-1, libc::EAGAIN);
+    if matches!(plan, Plan::Kernel(_, 0))
+        && let Some(error) = empty_ring(conn, map, true)
+    {
+        plan = Plan::Done(-1, error);
     }
     leave_if_done(conn, &plan);
     sys::set_errno(before);
     plan
 }
 
-/// Takes all octets of the ring back. False if TCP takes no more now, and the call must not block.
-pub(crate) fn empty_ring(conn: &Conn, map: &Map) -> bool {
+/// Whether the program has shut down what it sends.
+#[inline]
+fn is_shut(conn: &Conn) -> bool {
+    conn.leaving.load(Ordering::Relaxed) && conn.is_shut()
+}
+
+/// Takes all octets of the ring back. The error number of the call if TCP takes no more: it must not block, or
+/// is interrupted.
+pub(crate) fn empty_ring(conn: &'static Conn, map: &Map, may_block: bool) -> Option<c_int> {
+    let mut limit = None;
     while !settle(conn, map) {
-        if conn.nonblocking.load(Ordering::Relaxed) {
-            return false;
+        if !may_block || conn.nonblocking.load(Ordering::Relaxed) {
+            return Some(libc::EAGAIN);
         }
-        sys::wait_for(conn.fd(), libc::POLLOUT, Duration::from_millis(10));
+        match wait_for_tcp(conn, 0, &mut limit) {
+            Some(Plan::Done(_, error)) => return Some(error),
+            Some(_) => return None,
+            None => {}
+        }
     }
-    true
+    None
+}
+
+/// The kernel is to send by a call that this library does not carry: what is in the ring comes first. Whether
+/// it may; otherwise `errno` says why not.
+pub(crate) fn leaves_to_kernel(fd: c_int, flags: c_int, reason: Reason) -> bool {
+    let Some(conn) = enter(fd) else { return true };
+    let before = sys::errno();
+    conn.make_plain(reason);
+    let may_block = flags & libc::MSG_DONTWAIT == 0;
+    let error = conn.map().and_then(|map| empty_ring(conn, map, may_block));
+    conn.leave();
+    sys::set_errno(error.unwrap_or(before));
+    error.is_none()
 }
 
 /// Octets of a [`Plan::Kernel`] that the kernel is to get at a time.
@@ -232,13 +265,11 @@ fn raised<S: Source>(
         return Plan::Kernel(conn, done);
     }
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !conn.nonblocking.load(Ordering::Relaxed);
-    let gives_up = |done: usize, error| match done {
-        0 => Plan::Done(-1, error),
-        _ => Plan::Done(done as isize, 0),
-    };
     let mut limit = None;
     for round in 0.. {
-        let Some(lock) = SendLock::take(conn) else { return without_lock(conn, map, done) };
+        let Some(lock) = SendLock::take(conn) else {
+            return without_lock(conn, map, done, blocking);
+        };
         match fill(conn, map, data, total, &mut done) {
             Filled::All => return Plan::Done(total as isize, 0),
             Filled::UseTcp => return use_tcp(conn, done),
@@ -253,7 +284,7 @@ fn raised<S: Source>(
         conn.pause();
         let emptied = match SendLock::take(conn) {
             Some(_lock) => take_back(conn, map),
-            None => return without_lock(conn, map, done),
+            None => return without_lock(conn, map, done, blocking),
         };
         match (emptied, blocking) {
             // The peer has broken the protocol.
@@ -261,25 +292,37 @@ fn raised<S: Source>(
             (true, true) => {}
             (true, false) if round < ROUNDS => {}
             (_, false) => return gives_up(done, libc::EAGAIN),
-            (false, true) if !conn.is_open() => return gives_up(done, libc::EBADF),
             (false, true) => {
-                let limit = *limit.get_or_insert_with(|| sys::send_limit(conn.fd()));
-                if limit.is_some_and(|limit| sys::now_ns() > limit) {
-                    return gives_up(done, libc::EAGAIN);
-                }
-                let waited = sys::wait_in_call(conn.fd(), libc::POLLOUT, LOOK_AGAIN);
-                if waited.is_none() && sys::errno() == libc::EINTR {
-                    if done > 0 {
-                        return Plan::Done(done as isize, 0);
-                    }
-                    if !quipu_cabi::interrupted_call_goes_on() {
-                        return Plan::Done(-1, libc::EINTR);
-                    }
+                if let Some(plan) = wait_for_tcp(conn, done, &mut limit) {
+                    return plan;
                 }
             }
         }
     }
     Plan::Kernel(conn, done)
+}
+
+/// What a call returns that has sent so much, and cannot go on.
+fn gives_up(done: usize, error: c_int) -> Plan {
+    if done > 0 { Plan::Done(done as isize, 0) } else { Plan::Done(-1, error) }
+}
+
+/// Waits until TCP takes more, for a while. How the call ends, if it does: its thread may be cancelled here.
+fn wait_for_tcp(conn: &'static Conn, done: usize, limit: &mut Option<Option<u64>>) -> Option<Plan> {
+    if !conn.is_open() {
+        return Some(gives_up(done, libc::EBADF));
+    }
+    if is_shut(conn) {
+        return Some(Plan::Kernel(conn, done));
+    }
+    let limit = *limit.get_or_insert_with(|| sys::send_limit(conn.fd()));
+    if limit.is_some_and(|limit| sys::now_ns() > limit) {
+        return Some(gives_up(done, libc::EAGAIN));
+    }
+    let waited = sys::wait_in_call(conn.fd(), libc::POLLOUT, LOOK_AGAIN);
+    let is_interrupted = waited.is_none() && sys::errno() == libc::EINTR;
+    let ends = is_interrupted && (done > 0 || !quipu_cabi::interrupted_call_goes_on());
+    ends.then(|| gives_up(done, libc::EINTR))
 }
 
 enum Filled {
@@ -307,8 +350,8 @@ fn fill<S: Source>(conn: &Conn, map: &Map, data: &mut S, total: usize, done: &mu
             }
             Room::Full => return Filled::Full,
             Room::Ring { head, pieces } => {
-                if is_gone(conn, map) {
-                    take_back(conn, map);
+                // One that only says nothing any more may still read.
+                if is_gone(conn, map) && (take_back(conn, map) || has_failed(conn)) {
                     return Filled::UseTcp;
                 }
                 let before = data.clone();
@@ -399,6 +442,9 @@ pub(crate) fn take_back(conn: &Conn, map: &Map) -> bool {
 pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
     let sender = map.sender();
     let _lock = WithdrawLock::take(conn);
+    if conn.is_shut() {
+        return sender.unread().is_none_or(|(unread, _)| unread == 0);
+    }
     let mut most = MOST_RINGS * map.size();
     loop {
         match sender.withdraw() {
@@ -430,6 +476,7 @@ pub(crate) fn take_back_by(conn: &Conn, map: &Map, fd: c_int) -> bool {
 fn refused(conn: &Conn, error: c_int, len: usize) -> Result<usize, c_int> {
     match error {
         libc::EAGAIN | libc::EINTR | libc::ENOBUFS | libc::ENOMEM => return Err(error),
+        libc::EPIPE if conn.is_shut() => return Err(error),
         libc::EPIPE => {}
         _ => conn.failed.store(error.cast_unsigned(), Ordering::Relaxed),
     }
@@ -437,10 +484,13 @@ fn refused(conn: &Conn, error: c_int, len: usize) -> Result<usize, c_int> {
     if error == libc::EPIPE { Ok(len) } else { Err(error) }
 }
 
+fn has_failed(conn: &Conn) -> bool {
+    conn.failed.load(Ordering::Relaxed) != 0
+}
+
 /// What goes to the kernel after `done` octets: nothing, if TCP has refused octets of the ring.
 fn use_tcp(conn: &'static Conn, done: usize) -> Plan {
-    let has_failed = conn.failed.load(Ordering::Relaxed) != 0;
-    match (has_failed, done) {
+    match (has_failed(conn), done) {
         (false, _) => Plan::Kernel(conn, done),
         (true, 0) => match conn.failed.swap(0, Ordering::Relaxed) {
             0 => Plan::Kernel(conn, 0),
@@ -454,14 +504,19 @@ fn use_tcp(conn: &'static Conn, done: usize) -> Plan {
 /// This thread cannot have the lock. What is in the ring goes over TCP, and so does all that follows:
 /// the holder of the lock, if it ever goes on, finds the ring closed.
 #[cold]
-fn without_lock(conn: &'static Conn, map: &Map, done: usize) -> Plan {
+fn without_lock(conn: &'static Conn, map: &Map, done: usize, blocking: bool) -> Plan {
     conn.leave_ring(Reason::Resources);
-    let is_empty = take_back(conn, map);
-    conn.give_nodelay_back();
-    if is_empty || done == 0 {
-        return Plan::Kernel(conn, done);
+    let mut limit = None;
+    while !take_back(conn, map) {
+        if done > 0 || !blocking {
+            return gives_up(done, libc::EAGAIN);
+        }
+        if let Some(plan) = wait_for_tcp(conn, done, &mut limit) {
+            return plan;
+        }
     }
-    Plan::Done(done as isize, 0)
+    conn.give_nodelay_back();
+    Plan::Kernel(conn, done)
 }
 
 /// Sends nothing into the ring any more, if the octets that are there can go over TCP now. Whether

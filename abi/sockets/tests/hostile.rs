@@ -64,3 +64,18 @@ fn a_child_makes_sockets_whatever_its_parents_threads_did() {
 fn a_socket_in_place_of_one_that_was_closed_unseen_keeps_its_options() {
     check("ends", "late");
 }
+
+#[test]
+fn octets_in_the_ring_arrive_after_a_shutdown() {
+    check("ends", "shut");
+}
+
+#[test]
+fn octets_stay_in_order_when_the_receiver_has_nothing_to_say_any_more() {
+    check("ends", "half");
+}
+
+#[test]
+fn octets_stay_in_order_before_calls_that_only_the_kernel_has() {
+    check("ends", "many");
+}

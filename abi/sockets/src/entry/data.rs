@@ -300,7 +300,9 @@ unsafe fn gives_descriptors(message: *const msghdr) {
         while let Some(control) = at.as_ref() {
             if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
                 let data = libc::CMSG_DATA(at);
-                let len = control.cmsg_len.saturating_sub(data.addr() - at.addr());
+                let end = header.msg_control.addr().saturating_add(header.msg_controllen);
+                let len = control.cmsg_len.min(end.saturating_sub(at.addr()));
+                let len = len.saturating_sub(data.addr() - at.addr());
                 for index in 0..len / size_of::<c_int>() {
                     let fd = data.cast::<c_int>().add(index).read_unaligned();
                     life::given_away(fd, Reason::Shared);
@@ -335,19 +337,24 @@ unsafe extern "C-unwind" fn sendmmsg(
         // SAFETY: the program passes a list of messages.
         unsafe { gives_descriptors(&raw const (*list.add(index)).msg_hdr) };
     }
-    life::plain_fd(fd, Reason::Feature);
+    if !send::leaves_to_kernel(fd, flags, Reason::Feature) {
+        return -1;
+    }
     real!(sendmmsg(fd => c_int, list => *mut libc::mmsghdr, count => libc::c_uint,
         flags => c_int) -> c_int)
 }
 
 /// Defines functions that only the kernel has for sockets: vectors with flags.
 macro_rules! vectors {
-    ($($name:ident $offset:ty;)*) => {$(
+    ($($name:ident $offset:ty, $sends:literal;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(
             fd: c_int, list: *const iovec, count: c_int, offset: $offset, flags: c_int,
         ) -> ssize_t {
             life::plain_fd(fd, Reason::Feature);
+            if $sends && !send::leaves_to_kernel(fd, 0, Reason::Feature) {
+                return -1;
+            }
             real!($name(fd => c_int, list => *const iovec, count => c_int, offset => $offset,
                 flags => c_int) -> ssize_t)
         }
@@ -355,8 +362,8 @@ macro_rules! vectors {
 }
 
 vectors! {
-    preadv2 libc::off_t;
-    preadv64v2 libc::off64_t;
-    pwritev2 libc::off_t;
-    pwritev64v2 libc::off64_t;
+    preadv2 libc::off_t, false;
+    preadv64v2 libc::off64_t, false;
+    pwritev2 libc::off_t, true;
+    pwritev64v2 libc::off64_t, true;
 }

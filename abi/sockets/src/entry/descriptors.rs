@@ -70,8 +70,7 @@ fn note_accepted(fd: c_int, flags: c_int) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    // The kernel says from now on what sending and receiving give.
-    life::plain_fd(fd, Reason::Feature);
+    life::shutting_down(fd, how);
     real!(shutdown(fd => c_int, how => c_int) -> c_int)
 }
 
@@ -337,17 +336,21 @@ unsafe extern "C-unwind" fn syscall(
             close_known(a as c_uint, b as c_uint);
         }
         libc::SYS_read
-        | libc::SYS_write
         | libc::SYS_readv
+        | libc::SYS_recvfrom
+        | libc::SYS_recvmsg
+        | libc::SYS_recvmmsg => life::plain_fd(a as c_int, Reason::Unseen),
+        libc::SYS_write
         | libc::SYS_writev
         | libc::SYS_sendto
-        | libc::SYS_recvfrom
         | libc::SYS_sendmsg
-        | libc::SYS_recvmsg
         | libc::SYS_sendmmsg
-        | libc::SYS_recvmmsg
         | libc::SYS_sendfile
-        | libc::SYS_shutdown => life::plain_fd(a as c_int, Reason::Unseen),
+            if !crate::send::leaves_to_kernel(a as c_int, 0, Reason::Unseen) =>
+        {
+            return -1;
+        }
+        libc::SYS_shutdown => life::shutting_down(a as c_int, b as c_int),
         libc::SYS_epoll_ctl | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
             if let Some(Entry::Set(set)) = table::get(a as c_int) {
                 set.leave_to_kernel();

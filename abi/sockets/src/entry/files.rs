@@ -66,7 +66,9 @@ unsafe extern "C-unwind" fn splice(
     flags: c_uint,
 ) -> ssize_t {
     life::plain_fd(from, Reason::Feature);
-    life::plain_fd(to, Reason::Feature);
+    if !send::leaves_to_kernel(to, 0, Reason::Feature) {
+        return -1;
+    }
     real!(splice(from => c_int, from_offset => *mut libc::loff_t, to => c_int,
         to_offset => *mut libc::loff_t, len => usize, flags => c_uint) -> ssize_t)
 }

@@ -1,5 +1,5 @@
 /* How calls and descriptors end while octets are in the ring. ends MODE prints "done" if they end as without
- * the library. Modes: cancel, limit, reuse, forked, late.
+ * the library. Modes: cancel, limit, reuse, forked, late, shut, half, many.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -139,6 +139,61 @@ static void late(void)
 #endif
 }
 
+/* What was sent before shutdown(2) arrives, also where the receiver comes late. */
+static void shut(void)
+{
+    ssize_t sent = 0, got, sum = 0;
+    memset(much, 'x', sizeof much);
+    sent = send(fd[0], much, 200000, MSG_DONTWAIT);
+    must(sent > 0, "send");
+    must(shutdown(fd[0], SHUT_WR) == 0, "shutdown");
+    usleep(300000);
+    while ((got = recv(fd[1], much, sizeof much, 0)) > 0)
+        sum += got;
+    must(got == 0, "the end");
+    must(sum == sent, "all of it");
+}
+
+static void *send_more(void *place)
+{
+    for (int turn = 0; turn < 100; turn++)
+        must(send(fd[0], (char *)place + turn * 1000, 1000, 0) == 1000, "send");
+    must(shutdown(fd[0], SHUT_WR) == 0, "shutdown");
+    return NULL;
+}
+
+/* The same by calls that only the kernel has. */
+static void *send_many(void *place)
+{
+    for (int turn = 0; turn < 100; turn++) {
+        struct iovec piece = { (char *)place + turn * 1000, 1000 };
+        struct mmsghdr message = { .msg_hdr = { .msg_iov = &piece, .msg_iovlen = 1 } };
+        must(sendmmsg(fd[0], &message, 1, 0) == 1 && message.msg_len == 1000, "sendmmsg");
+    }
+    must(shutdown(fd[0], SHUT_WR) == 0, "shutdown");
+    return NULL;
+}
+
+/* The order stays when the other end has nothing to say any more, but reads on. */
+static void half(int many)
+{
+    static char came[1 << 20];
+    for (size_t at = 0; at < sizeof much; at++)
+        much[at] = octet(at);
+    ssize_t sent = send(fd[0], much, 50000, MSG_DONTWAIT), sum = 0, got;
+    must(sent > 0, "send");
+    usleep(50000);
+    must(many || shutdown(fd[1], SHUT_WR) == 0, "shutdown");
+    begin(many ? send_many : send_more, much + sent);
+    usleep(300000);
+    while ((got = recv(fd[1], came + sum, 1000, 0)) > 0) {
+        sum += got;
+        usleep(500);
+    }
+    must(got == 0 && sum == sent + 100000, "all of it");
+    must(memcmp(came, much, sum) == 0, "in order");
+}
+
 int main(int count, char **arguments)
 {
     must(count == 2, "a mode");
@@ -166,5 +221,9 @@ int main(int count, char **arguments)
         forked();
     if (strcmp(mode, "late") == 0)
         late();
+    if (strcmp(mode, "shut") == 0)
+        shut();
+    if (strcmp(mode, "half") == 0 || strcmp(mode, "many") == 0)
+        half(mode[0] == 'm');
     puts("done");
 }
