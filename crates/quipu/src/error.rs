@@ -29,7 +29,7 @@ pub enum Error {
         region: usize,
     },
     /// The peer does not want the connection, or nobody listens there.
-    #[error("the peer rejected the connection, reason {reason}")]
+    #[error("the peer rejected the connection: {}", rejection(*reason))]
     Rejected {
         /// As InfiniBand numbers them (IBA 12.6.7.2): 8 if nobody listens, 28 if the program refuses.
         reason: i32,
@@ -70,5 +70,14 @@ impl Error {
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         Self::Engine(fault.into())
+    }
+}
+
+/// A reason of InfiniBand in words.
+fn rejection(reason: i32) -> String {
+    match reason {
+        8 => "no program listens at that port (reason 8)".to_owned(),
+        28 => "the program there refused it (reason 28)".to_owned(),
+        other => format!("reason {other}"),
     }
 }

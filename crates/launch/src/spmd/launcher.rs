@@ -80,7 +80,8 @@ pub fn run(options: &Options) -> Result<u8, SpmdError> {
         }
         start.variables = variables(&options.variables);
         let remote = Remote::start(&host, &start, &options.ssh, &options.quipu);
-        job.remotes.push(remote.map_err(system(&format!("cannot reach {host}")))?);
+        let what = format!("cannot run \"{}\" to reach {host}", options.ssh.join(" "));
+        job.remotes.push(remote.map_err(system(&what))?);
     }
     job.handle(events);
     Ok(job.wait())

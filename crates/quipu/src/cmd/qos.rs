@@ -67,11 +67,11 @@ impl QosOptions {
 }
 
 fn wrong(why: String) -> Failure {
-    Failure::new(
-        "cannot use this configuration of quality of service",
-        why,
-        "correct it; docs/qos.md has every key",
-    )
+    let remedy = match why.starts_with("cannot read ") {
+        true => "name a file that you can read",
+        false => "correct it; docs/qos.md has every key",
+    };
+    Failure::new("cannot use this configuration of quality of service", why, remedy)
 }
 
 fn show_notes(notes: &[Note]) {
@@ -269,7 +269,7 @@ fn show_port(port: &PortView) -> io::Result<()> {
     println!("port {address}: {}, processes {}", show_rate(rules.rate), processes.join(", "));
     let mode = if rules.strict { "strict" } else { "carried over" };
     println!("high_limit {}, {} lanes, weights {mode}", rules.high_limit, rules.max_vls);
-    let heading = ["lane", "service levels", "high", "low", "octets", "packets", "wait us", ""];
+    let heading = ["lane", "service levels", "high", "low", "bytes", "packets", "wait us", ""];
     let mut rows = vec![heading.map(str::to_owned).into()];
     for lane in lanes(port) {
         let levels = (0..16u8).filter(|&sl| rules.lane_of(sl).map(usize::from) == Some(lane));

@@ -22,7 +22,8 @@ pub(crate) struct Options {
     #[command(subcommand)]
     task: Option<Task>,
     /// Number of seeds to run.
-    #[arg(long, default_value_t = 1000, value_name = "N", conflicts_with = "minutes")]
+    #[arg(long, default_value_t = 1000, value_name = "N", conflicts_with = "minutes",
+          value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Run for this long, instead of a number of seeds.
     #[arg(long, value_name = "MINUTES")]

@@ -101,6 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         let failed = |error| Failure::new("a measurement of sockets failed", error, "");
         return bench::serve(way).map(|()| ExitCode::SUCCESS).map_err(failed);
     }
+    check_variables(options.sdp.is_some())?;
     let (name, args) = options.program.split_first().expect("clap requires a program");
     let file = run::find(name)?;
     let is_static = matches!(elf::inspect(&file), elf::Kind::Static | elf::Kind::OtherLoader(_));
@@ -148,6 +149,28 @@ impl Arg0 for Command {
 
 /// The variable that names the file of rules.
 const RULES: &str = "LIBSDP_CONFIG_FILE";
+
+/// Refuses values of variables that the libraries would ignore.
+fn check_variables(is_sdp: bool) -> Result<(), Failure> {
+    type IsValid = fn(&str) -> bool;
+    let checks: [(&str, bool, IsValid, &str); 2] = [
+        ("QUIPU_SOCKETS", !is_sdp, |text| text == "never", "set it to never, or unset it"),
+        (
+            "QUIPU_SDP_ZCOPY",
+            is_sdp,
+            |text| text.parse::<usize>().is_ok(),
+            "set it to a number of bytes, such as 65536, to 0, or unset it",
+        ),
+    ];
+    for (name, is_read, is_valid, remedy) in checks {
+        let Some(value) = variables::value(name).filter(|_| is_read) else { continue };
+        if !value.to_str().is_some_and(is_valid) {
+            let what = format!("cannot use {name}={}", value.display());
+            return Err(Failure::new(what, "the value is not allowed", remedy).with_code(2));
+        }
+    }
+    Ok(())
+}
 
 /// Checks the rules of a program, and gives their file.
 fn rules_in(file: Option<&Path>) -> Result<Option<PathBuf>, Failure> {

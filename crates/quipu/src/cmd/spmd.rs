@@ -117,10 +117,19 @@ fn hosts(options: &Options) -> Result<Vec<Host>, Failure> {
         (Some(list), _) => parse_hosts(list),
         (None, Some(file)) => {
             let text = fs::read_to_string(file);
-            let unread = |error| Failure::new(format!("cannot read {}", file.display()), error, "");
+            let unread = |error| {
+                let what = format!("cannot read {}", file.display());
+                Failure::new(what, error, "give --hostfile a file that you can read")
+            };
             parse_host_file(&text.map_err(|error| unread(error).with_code(2))?)
         }
         (None, None) => return Ok(Vec::new()),
     };
-    hosts.map_err(|error| Failure::new("cannot use these hosts", error, "").with_code(2))
+    let what = "cannot use these hosts";
+    let hosts = hosts.map_err(|error| Failure::new(what, error, "").with_code(2))?;
+    if hosts.is_empty() {
+        let remedy = "write NAME or NAME:RANKS, in a file one on each line";
+        return Err(Failure::new(what, "no host is named", remedy).with_code(2));
+    }
+    Ok(hosts)
 }

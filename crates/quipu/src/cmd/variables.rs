@@ -10,7 +10,32 @@ use clap::{Arg, ArgMatches, Command};
 
 /// Reads the command line. What is wrong with it ends the process.
 pub(super) fn read(command: Command) -> ArgMatches {
-    parse(command, std::env::args_os()).unwrap_or_else(|error| error.exit())
+    parse(command, std::env::args_os()).unwrap_or_else(|error| {
+        if error.kind() != ErrorKind::ValueValidation {
+            error.exit();
+        }
+        eprint!("{}", plain(&error.to_string()));
+        std::process::exit(error.exit_code());
+    })
+}
+
+/// The standard library's errors for numbers and addresses, in words that say what to write instead.
+const PLAIN: [(&str, &str); 7] = [
+    ("invalid digit found in string", "it is not a whole number"),
+    ("cannot parse integer from empty string", "it is not a whole number"),
+    ("number too large to fit in target type", "the number is too large"),
+    ("number too small to fit in target type", "the number is too small"),
+    ("invalid float literal", "it is not a number"),
+    ("invalid IP address syntax", "it is not an IP address, such as 10.0.0.1 or fd00::1"),
+    (
+        "invalid socket address syntax",
+        "it is not an address with a port, such as 127.0.0.1:5000 or [::1]:5000",
+    ),
+];
+
+/// An error message without the words of the standard library.
+fn plain(message: &str) -> String {
+    PLAIN.iter().fold(message.to_owned(), |text, (word, plain)| text.replace(word, plain))
 }
 
 pub(super) fn parse(
@@ -96,6 +121,22 @@ mod tests {
         // Set to something wherever the tests run.
         let link = Arg::new("link").long("link").env("PATH");
         Command::new("x").subcommand(Command::new("tool").args([socket, link]))
+    }
+
+    #[test]
+    fn values_that_do_not_parse_are_explained_in_plain_words() {
+        let errors = [
+            "x".parse::<u32>().unwrap_err().to_string(),
+            "".parse::<u32>().unwrap_err().to_string(),
+            "9999999999".parse::<u32>().unwrap_err().to_string(),
+            "-1".parse::<u8>().unwrap_err().to_string(),
+            "x".parse::<f64>().unwrap_err().to_string(),
+            "x".parse::<std::net::IpAddr>().unwrap_err().to_string(),
+            "x".parse::<std::net::SocketAddr>().unwrap_err().to_string(),
+        ];
+        for error in errors {
+            assert!(plain(&error) != error, "{error}");
+        }
     }
 
     #[test]

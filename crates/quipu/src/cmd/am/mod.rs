@@ -37,7 +37,8 @@ enum Task {
 #[command(after_long_help = EXAMPLES)]
 struct BenchOptions {
     /// Rounds: how often each value is measured, alternating.
-    #[arg(long, default_value_t = 15, value_name = "N")]
+    #[arg(long, default_value_t = 15, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// Short messages in each round.
     #[arg(long, default_value_t = 20_000, value_name = "N",
@@ -155,7 +156,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
         Task::Bench(options) => {
             let peer = answering()?;
-            let extent = Extent { rounds: options.rounds.max(1), messages: options.messages };
+            let extent = Extent { rounds: options.rounds, messages: options.messages };
             if options.peers {
                 let is = |name, value: &str| std::env::var(name).is_ok_and(|how| how == value);
                 let is_tcp = is("QUIPU_SAME_HOST", "never") || is(TRANSPORT, "udp");

@@ -46,7 +46,7 @@ pub(crate) struct Options {
           value_parser = variables::trimmed::<WantedAddress>)]
     device: Option<WantedAddress>,
     /// The name of the interface.
-    #[arg(long, value_name = "NAME", default_value = "ib%d")]
+    #[arg(long, value_name = "NAME", default_value = "ib%d", value_parser = interface_name)]
     interface: String,
     /// The longest IP packet. Default: what a datagram of the adapter holds, such as 2044 or 4092.
     #[arg(long, value_name = "BYTES")]
@@ -91,6 +91,14 @@ fn address(text: &str) -> Result<(IpAddr, u8), String> {
         .ok_or_else(|| "it is no address with a prefix length, such as 10.7.0.1/24".to_owned())
 }
 
+/// A name that Linux takes for an interface.
+fn interface_name(text: &str) -> Result<String, String> {
+    let is_legal = |c: char| !c.is_whitespace() && !c.is_control() && c != '/' && c != ':';
+    let fits = (1..=15).contains(&text.len()) && text.chars().all(is_legal);
+    let why = "the name of an interface has 1 to 15 bytes, none of them a space, / or :";
+    if fits && !matches!(text, "." | "..") { Ok(text.to_owned()) } else { Err(why.to_owned()) }
+}
+
 fn key(text: &str) -> Result<u32, String> {
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),
@@ -106,6 +114,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
     let interrupts =
         Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
     options.qos.check()?;
+    check_gateways(options)?;
     let device = open(options)?;
     let recorder = recorder(options)?;
     let of_rules = || options.qos.level_of(&Service { is_ipoib: true, ..Service::default() });
@@ -162,12 +171,41 @@ fn mtu(options: &Options, max_message: usize) -> Result<usize, Failure> {
         return Ok(wanted);
     }
     let what = format!("cannot have an interface with an MTU of {wanted}");
-    let why = match wanted < least && options.mtu.is_none() {
-        true => format!("IPv6 needs {IPV6_MTU}, and datagrams at this address hold {max_message}"),
+    let why = match most < least {
+        true => format!("IPv6 needs {IPV6_MTU}, and this network carries at most {most}"),
         false => format!("it has to be from {least} to {most}"),
     };
-    let remedy = "a larger MTU of the network below gives longer datagrams (docs/ipoib.md)";
+    let remedy = match most < least {
+        true => "give IPv4 addresses only, or a larger MTU to the network below (docs/ipoib.md)",
+        false => "give another --mtu, or a larger MTU to the network below (docs/ipoib.md)",
+    };
     Err(Failure::new(what, why, remedy).with_code(2))
+}
+
+/// Refuses a gateway that is in no network of the interface: packets could not reach it.
+fn check_gateways(options: &Options) -> Result<(), Failure> {
+    for gateway in &options.gateway {
+        let is_near = |(ip, prefix): &(IpAddr, u8)| share_prefix(*ip, *gateway, *prefix);
+        let is_link_local = matches!(gateway, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let has_ipv6 = options.address.iter().any(|(ip, _)| ip.is_ipv6());
+        if !(options.address.iter().any(is_near) || is_link_local && has_ipv6) {
+            let what = format!("cannot use the gateway {gateway}");
+            let why = "it is in none of the networks of --address";
+            let remedy = "give the address of a neighbour, or an --address in its network";
+            return Err(Failure::new(what, why, remedy).with_code(2));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the first `length` bits of two addresses of one family are equal.
+fn share_prefix(one: IpAddr, other: IpAddr, length: u8) -> bool {
+    let differ = match (one, other) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => u128::from(one.to_bits() ^ other.to_bits()) << 96,
+        (IpAddr::V6(one), IpAddr::V6(other)) => one.to_bits() ^ other.to_bits(),
+        _ => return false,
+    };
+    differ.leading_zeros() >= length.into()
 }
 
 /// Makes the interface; all its addresses.

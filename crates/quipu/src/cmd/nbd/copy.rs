@@ -1,7 +1,8 @@
 //! `quipu nbd copy`: a disk from one place to another.
 
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -73,12 +74,21 @@ fn open(text: &str, size: Option<u64>, options: &Options) -> Result<Box<dyn Disk
         (None, _) => disk::open(path, true),
     };
     opened.map_err(|error| {
-        Failure::new(format!("cannot open {}", PathBuf::from(text).display()), error, "")
+        let remedy = match size {
+            None => "Give a URI, or a file or block device that exists and that you can read.",
+            Some(_) => "Give a URI, or a file in a folder that you may write to.",
+        };
+        Failure::new(format!("cannot open {}", path.display()), error, remedy)
     })
 }
 
 /// Runs it.
 pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
+    if is_same_file(&options.source, &options.target) {
+        let what = format!("cannot copy {} to itself", options.source);
+        let why = "source and target are the same file";
+        return Err(Failure::new(what, why, "Give another target."));
+    }
     let source = open(&options.source, None, options)?;
     let target = open(&options.target, Some(source.size()), options)?;
     if target.size() < source.size() {
@@ -111,6 +121,11 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn is_same_file(one: &str, other: &str) -> bool {
+    let of = |path: &str| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    of(one).is_some_and(|found| of(other) == Some(found))
 }
 
 fn progress(size: u64, quiet: bool) -> ProgressBar {

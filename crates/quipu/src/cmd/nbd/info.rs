@@ -50,8 +50,14 @@ pub(super) fn failed(uri: &Uri, trouble: &Trouble) -> Failure {
         Trouble::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
             "Nobody listens there: start the server, or give its port."
         }
+        Trouble::Io(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            "Give the path of the server's socket."
+        }
+        Trouble::QueuePair(quipu::Error::Rejected { .. }) => {
+            "Start the server there with `quipu nbd serve --rdma`, or give its port."
+        }
         Trouble::Protocol(_) => "`quipu nbd info --list` shows the exports of a server.",
-        _ => "",
+        _ => "Check the address, and whether the server runs and a firewall lets its port pass.",
     };
     Failure::new(format!("cannot use {uri}"), trouble, remedy)
 }

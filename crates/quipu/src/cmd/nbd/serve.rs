@@ -35,7 +35,7 @@ pub(crate) struct Options {
     #[arg(value_name = "FILE", required_unless_present = "memory")]
     file: Option<PathBuf>,
     /// Serve zeros in memory instead, such as 1G. Only what clients write takes memory.
-    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "file")]
+    #[arg(long, value_name = "SIZE", value_parser = disk_size, conflicts_with = "file")]
     memory: Option<u64>,
     /// Refuse writes.
     #[arg(long, short)]
@@ -129,6 +129,12 @@ pub(super) fn run(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The size of a disk in bytes, at least 1.
+fn disk_size(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if bytes > 0 { Ok(bytes) } else { Err("a disk has at least one byte: write 64M".to_owned()) }
+}
+
 fn open(options: &Options) -> Result<Box<dyn Disk>, Failure> {
     let Some(path) = &options.file else {
         let size = options.memory.unwrap_or_default();
@@ -145,7 +151,7 @@ fn open(options: &Options) -> Result<Box<dyn Disk>, Failure> {
         let remedy = match error.kind() {
             io::ErrorKind::PermissionDenied => "Give --read-only, or a file that you may write to.",
             io::ErrorKind::NotFound => "Make it with `truncate --size 1G FILE`.",
-            _ => "",
+            _ => "Give a regular file or a block device.",
         };
         Failure::new(what, error, remedy)
     })
@@ -193,12 +199,24 @@ fn keep_alive(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn listen(options: &Options) -> Result<(Place, Door), Failure> {
+    let is_other_file =
+        options.unix.as_deref().is_some_and(|path| path.exists() && !is_socket(path));
     let failed = |what: String, error: io::Error| {
         let remedy = match error.kind() {
+            io::ErrorKind::AddrInUse if is_other_file => {
+                "A file that is no socket is there: remove it, or give another --unix."
+            }
             io::ErrorKind::AddrInUse => {
                 "Another server listens there: give another --listen or --unix."
             }
-            _ => "",
+            io::ErrorKind::AddrNotAvailable => {
+                "Give --listen an address of this host (`ip address` lists them), or 0.0.0.0."
+            }
+            io::ErrorKind::NotFound => "Give --unix a path in a folder that exists.",
+            io::ErrorKind::PermissionDenied => {
+                "Give --unix a path in a folder that you may write to, or --listen a port from 1024 up."
+            }
+            _ => "Give another --listen or --unix.",
         };
         Failure::new(format!("cannot listen at {what}"), error, remedy)
     };
@@ -235,11 +253,14 @@ fn listen(options: &Options) -> Result<(Place, Door), Failure> {
     Ok((Place::Tcp { host, port }, Door::Tcp(door)))
 }
 
+fn is_socket(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket())
+}
+
 /// Removes the socket of a server that has ended without doing so.
 fn leave_stale(path: &Path) {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket());
-    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+    if is_socket(path) && std::os::unix::net::UnixStream::connect(path).is_err() {
         let _ = std::fs::remove_file(path);
     }
 }

@@ -81,7 +81,7 @@ impl Report {
 
 impl Measured for Report {
     fn print(&self) -> io::Result<()> {
-        println!("port at {}, packets of {} octets", show_rate(self.rate), self.packet);
+        println!("port at {}, packets of {} bytes", show_rate(self.rate), self.packet);
         let heading = ["rule", "value", "ratio", "expected", "off", "of the rate"];
         let mut rows: Vec<Vec<String>> = vec![heading.map(str::to_owned).into()];
         rows.extend(self.shares.iter().map(|share| {
@@ -96,7 +96,7 @@ impl Measured for Report {
         }));
         table(&mut io::stdout().lock(), &rows)?;
         println!("");
-        let heading = ["pings of 8 octets", "p50 us", "p99 us", "count"];
+        let heading = ["pings of 8 bytes", "p50 us", "p99 us", "count"];
         let mut rows: Vec<Vec<String>> = vec![heading.map(str::to_owned).into()];
         rows.extend(self.pings.iter().map(|pings| {
             vec![

@@ -274,6 +274,13 @@ impl Run<'_> {
     }
 }
 
+/// The names that `--only` chooses from.
+fn row_names() -> Vec<&'static str> {
+    let own = OWN_TESTS.iter().chain(&OWN_TESTS_OF_HOSTS).map(|test| test.0);
+    let programs = PROGRAM_TESTS.iter().chain(&PROGRAM_TESTS_OF_HOSTS).map(|test| test.name);
+    own.chain(programs).collect()
+}
+
 /// The three figures of proc_loadavg(5).
 fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -305,10 +312,11 @@ pub(crate) fn rows(options: &quipu_bench::Options) -> Result<ExitCode, Failure> 
     table.loads = [before, load()];
     if table.rows.is_empty() {
         let why = match table.notes.is_empty() {
-            true => "--only names no row".to_owned(),
+            true => "--only is part of the name of no row".to_owned(),
             false => table.notes.join("; "),
         };
-        return Err(Failure::new("nothing was measured", why, ""));
+        let remedy = format!("the rows are: {}", row_names().join("; "));
+        return Err(Failure::new("nothing was measured", why, remedy));
     }
     let mut text = Vec::new();
     table.write(&mut text)?;
