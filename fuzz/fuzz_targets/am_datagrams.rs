@@ -183,9 +183,13 @@ impl Node {
         if fabric.counters().resent > 0 {
             SHARES.reach("a fragment is sent again");
         }
+    }
+
+    /// What is not registered is as it was.
+    fn check_outside(&self) {
         for outside in [0..LEN, 2 * LEN..3 * LEN] {
             let outside = outside.start as usize..outside.end as usize;
-            assert!(fabric.memory().0[outside].iter().all(|byte| *byte == 0x5a));
+            assert!(self.core.fabric().memory().0[outside].iter().all(|byte| *byte == 0x5a));
         }
     }
 }
@@ -283,4 +287,5 @@ fuzz_target!(|data: &[u8]| {
         nodes[n].poll(now, &mut input);
         transmit(&mut nodes, n, now, &mut network);
     }
+    nodes.iter().for_each(Node::check_outside);
 });

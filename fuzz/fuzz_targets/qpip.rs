@@ -204,10 +204,14 @@ impl Host {
                 _ => {}
             }
         }
+    }
+
+    /// What is not registered is as it was.
+    fn check_outside(&self) {
         for at in [0, 2 * LEN] {
             let mut bytes = [0; LEN];
             self.around.read(at, &mut bytes).unwrap();
-            assert!(bytes == [PATTERN; LEN], "memory beside the region");
+            assert!(bytes == [PATTERN; LEN], "memory next to the region");
         }
     }
 }
@@ -368,6 +372,7 @@ fuzz_target!(|bytes: &[u8]| {
             host.modify(world.now, host.qps[index], QpState::Err);
         }
         host.look();
+        host.check_outside();
         assert!(
             host.posted > u64::MAX / 4 || host.completed == host.posted,
             "something is missing"

@@ -318,13 +318,16 @@ struct World {
 impl World {
     /// Everything that a host has to send.
     fn flush(&mut self, host: usize) {
+        if !self.hosts[host].stack.wants_transmit() {
+            return;
+        }
         let mut out = vec![0; 65_600];
         let mut frames = 0;
         while self.hosts[host].stack.wants_transmit() {
             let Some(departure) = self.hosts[host].stack.poll_transmit(self.now, &mut out) else {
                 break;
             };
-            let mut frame = out.clone();
+            let mut frame = out[..departure.len()].to_vec();
             self.hosts[host].finish(&departure, &mut frame);
             self.carry(host, &departure, frame);
             frames += 1;
@@ -375,16 +378,15 @@ impl World {
         let Ok(mut parts) = stack.cut_datagram(self.now, socket, to, plain, len, payload) else {
             return;
         };
-        let mut written = 0;
+        let (mut written, mut out) = (0, vec![0; 65_600]);
         while !parts.is_done() {
-            let mut frame = vec![0; 65_600];
             let stack = &mut self.hosts[from].stack;
-            let Ok(departure) = stack.compose_part(self.now, &mut parts, &mut frame) else {
+            let Ok(departure) = stack.compose_part(self.now, &mut parts, &mut out) else {
                 return;
             };
             assert_eq!(departure.payload.start, written, "in order, and nothing twice");
             written = departure.payload.end;
-            frame.truncate(departure.len());
+            let mut frame = out[..departure.len()].to_vec();
             frame[departure.headers..].fill(0x5a);
             assert!(frame.len() <= MTU as usize + self.hosts[from].link, "{departure:?}");
             self.carry(from, &departure, frame);

@@ -9,7 +9,7 @@ use crate::clients::{self, Hosts};
 use crate::heard::Heard;
 use crate::report::{Report, Tally};
 use crate::stage::{self, Staged};
-use crate::{fuzz, man, matrix, soak, tidy, tools};
+use crate::{fuzz, man, matrix, programs, soak, tidy, tools};
 
 /// Which steps to run.
 #[derive(clap::Args)]
@@ -35,7 +35,7 @@ const STEPS: [Step; 15] = [
     ("lint", "cargo clippy --workspace --all-targets -- -D warnings", lint),
     ("cross", "cargo check for the other architecture", cross),
     ("tidy", "the rules of the house", || tidy::run().map(one)),
-    ("tests", "cargo test --workspace", tests),
+    ("tests", "the tests of all crates", tests),
     ("doctests", "cargo test --workspace --doc", doctests),
     ("docs", "cargo doc without warnings", docs),
     ("licences", "cargo deny check", licences),
@@ -134,11 +134,29 @@ fn cross() -> Outcome {
 }
 
 fn tests() -> Outcome {
-    counted(&["test", "--workspace", "--all-targets", "--no-fail-fast", "--", "--show-output"])
+    let (tally, reasons) = programs::run()?;
+    reasons.iter().for_each(|reason| println!("{reason}"));
+    Ok((tally, reasons.join("; ")))
 }
 
+/// Runs the documentation's examples, and adds up what they report.
 fn doctests() -> Outcome {
-    counted(&["test", "--workspace", "--doc", "--no-fail-fast", "--", "--show-output"])
+    let mut command = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo")?;
+    let output = child.stdout.take().context("no standard output")?;
+    let mut heard = Heard::default();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        if heard.take(&line) {
+            println!("{line}");
+        }
+    }
+    let (tally, reasons) = heard.finish();
+    let status = child.wait()?;
+    if !status.success() && tally.failed == 0 {
+        bail!("the examples do not build; see above");
+    }
+    Ok((tally, reasons.join("; ")))
 }
 
 fn docs() -> Outcome {
@@ -181,27 +199,4 @@ fn client_programs(hosts: Hosts) -> Outcome {
         return Ok((tally, "see the rows above".into()));
     }
     Ok((tally, String::new()))
-}
-
-/// Runs `cargo test` and adds up what the test programs report.
-fn counted(args: &[&str]) -> Outcome {
-    let mut command = cargo(args);
-    // The packages that tests need are installed: none may do without.
-    command.env("QUIPU_TEST_ALL", "1").stdout(Stdio::piped());
-    let mut child = command.spawn().context("cargo")?;
-    let output = child.stdout.take().context("no standard output")?;
-    let mut heard = Heard::default();
-    for line in BufReader::new(output).lines() {
-        let line = line?;
-        if heard.take(&line) {
-            println!("{line}");
-        }
-    }
-    let (tally, reasons) = heard.finish();
-    reasons.iter().for_each(|reason| println!("{reason}"));
-    let status = child.wait()?;
-    if !status.success() && tally.failed == 0 {
-        bail!("the tests do not build, or one of their programs died; see above");
-    }
-    Ok((tally, reasons.join("; ")))
 }

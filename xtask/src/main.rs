@@ -11,6 +11,7 @@ mod man;
 mod matrix;
 mod process;
 mod profile;
+mod programs;
 mod report;
 mod soak;
 mod stage;

@@ -425,6 +425,7 @@ impl Conn {
         if self.change(Mode::Asking, Mode::Raised) {
             self.reason.store(Reason::None as u8, Ordering::Relaxed);
             totals::RAISES.add(1);
+            crate::set::raised(self);
         }
     }
 

@@ -17,6 +17,7 @@ use quipu_sockets::patience::Patience;
 use quipu_sockets::report::Reason;
 
 use crate::conn::{Conn, Mode};
+use crate::member::{Active, Member};
 use crate::spin::Spin;
 use crate::sys;
 use crate::table::{self, Entry};
@@ -30,11 +31,6 @@ const RING_WAITS: u32 = 16;
 const RING_NS: u64 = 50_000;
 /// Sleeps in a row after which a socket that received nothing is not asked to consent any more.
 const MAX_IDLE: u32 = 4;
-/// Masks that only the kernel can serve.
-const KERNEL_ONLY: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
-/// What a ring reports.
-const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
-const EDGE: u32 = libc::EPOLLET as u32;
 /// No position: the next look reports.
 const NOT_TOLD: u64 = u64::MAX;
 
@@ -47,6 +43,8 @@ pub(crate) struct Set {
     sleepers: AtomicU32,
     /// Whether rings may be used for its sockets: it is not in another set, and this process made it.
     is_quick: AtomicBool,
+    /// Whether one of its sockets was raised. If not, the set is left to the kernel.
+    has_rings: AtomicBool,
     descriptors: AtomicU32,
     /// Sockets whose rings were looked at last.
     watched: AtomicUsize,
@@ -64,43 +62,6 @@ struct Inner {
     patience: Patience,
     /// When the last thread began to sleep; 0 if none does.
     sleeps_since: u64,
-}
-
-/// A socket whose ring is looked at.
-#[derive(Clone, Copy)]
-struct Active {
-    fd: c_int,
-    conn: &'static Conn,
-    /// Sleeps in a row without anything received before.
-    idle: u32,
-}
-
-#[derive(Clone, Copy)]
-struct Member {
-    conn: &'static Conn,
-    events: u32,
-    data: u64,
-    /// Position after the last octet that was reported.
-    told: u64,
-}
-
-impl Member {
-    /// Whether a ring can report what the program waits for.
-    fn is_quick(&self) -> bool {
-        self.events & KERNEL_ONLY == 0 && self.events & READABLE != 0
-    }
-
-    /// What the ring has to report.
-    fn report(&self) -> Option<(epoll_event, u64)> {
-        let receiver = self.conn.map()?.receiver();
-        let events = self.events & READABLE;
-        if events == 0 || !receiver.has_unread() {
-            return None;
-        }
-        let head = receiver.head()?;
-        let is_new = self.events & EDGE == 0 || self.told != head;
-        is_new.then_some((epoll_event { events, u64: self.data }, head))
-    }
 }
 
 impl Inner {
@@ -146,6 +107,15 @@ pub(crate) fn note(conn: &'static Conn) {
     }
 }
 
+/// A socket was raised: from now on its set looks at rings.
+pub(crate) fn raised(conn: &Conn) {
+    let set = conn.set.load(Ordering::SeqCst);
+    if !set.is_null() {
+        // SAFETY: sets are never freed.
+        unsafe { &*set }.has_rings.store(true, Ordering::SeqCst);
+    }
+}
+
 /// A socket has no descriptor any more.
 pub(crate) fn forget(conn: &'static Conn) {
     let set = conn.set.swap(ptr::null_mut(), Ordering::SeqCst);
@@ -157,6 +127,11 @@ pub(crate) fn forget(conn: &'static Conn) {
     let mut inner = lock(&set.inner);
     inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
     inner.remove(conn);
+    // The helper may raise one meanwhile, without the lock.
+    set.has_rings.store(false, Ordering::SeqCst);
+    if inner.members.values().any(|member| member.conn.mode() == Mode::Raised) {
+        set.has_rings.store(true, Ordering::SeqCst);
+    }
     lock(&set.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
 }
 
@@ -197,6 +172,7 @@ impl Set {
             candidates: Mutex::default(),
             sleepers: AtomicU32::new(0),
             is_quick: AtomicBool::new(true),
+            has_rings: AtomicBool::new(false),
             descriptors: AtomicU32::new(0),
             watched: AtomicUsize::new(0),
         }));
@@ -219,6 +195,7 @@ impl Set {
             member.conn.is_candidate.store(false, Ordering::SeqCst);
         }
         *inner = Inner::default();
+        self.has_rings.store(false, Ordering::SeqCst);
         lock(&self.candidates).clear();
         drop(inner);
         self.is_quick.store(false, Ordering::SeqCst);
@@ -314,6 +291,9 @@ impl Set {
                 inner.members.insert(fd, member);
                 conn.is_quick_member.store(member.is_quick(), Ordering::SeqCst);
                 conn.set.store(ptr::from_ref(self).cast_mut(), Ordering::SeqCst);
+                if conn.mode() == Mode::Raised {
+                    self.has_rings.store(true, Ordering::SeqCst);
+                }
                 // It may have consented before.
                 self.add_candidate(conn);
             }
@@ -383,6 +363,21 @@ impl Set {
             .any(|Active { conn, .. }| conn.map().is_some_and(|map| map.receiver().has_unread()))
     }
 
+    /// Whether all its sockets are with the kernel. This thread then counts as one that sleeps at it.
+    #[inline]
+    fn sleeps_plainly(&self) -> bool {
+        if self.has_rings.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        // A socket that is raised or added from now on finds this thread asleep, and does not consent.
+        if !self.has_rings.load(Ordering::SeqCst) {
+            return true;
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        false
+    }
+
     /// Waits as epoll_wait(2) does, as far as no sleep is needed. None if the thread is to sleep in
     /// the kernel, and to call [`end_sleep`](Self::end_sleep) afterwards.
     pub(crate) fn wait(
@@ -392,6 +387,9 @@ impl Set {
         max: c_int,
         timeout_ms: i64,
     ) -> Option<c_int> {
+        if self.sleeps_plainly() {
+            return None;
+        }
         let room = usize::try_from(max).ok().filter(|max| *max > 0 && !events.is_null());
         let Some(room) = room.filter(|_| self.is_quick.load(Ordering::SeqCst)) else {
             return self.begin_sleep(None, events, 0);
@@ -546,7 +544,7 @@ impl Set {
     /// The thread is awake again.
     pub(crate) fn end_sleep(&self) {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        if self.is_quick.load(Ordering::SeqCst) {
+        if self.is_quick.load(Ordering::SeqCst) && self.has_rings.load(Ordering::SeqCst) {
             let mut inner = lock(&self.inner);
             let since = std::mem::take(&mut inner.sleeps_since);
             crate::totals::WAKE_UPS.add(u64::from(since != 0));

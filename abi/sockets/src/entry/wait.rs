@@ -132,7 +132,7 @@ unsafe fn watched(list: *const pollfd, count: nfds_t) -> Watched {
     Watched::begin(descriptors)
 }
 
-/// Whether a list has a descriptor that this library knows.
+/// Whether a list has a descriptor for which this library does something.
 ///
 /// # Safety
 ///
@@ -141,7 +141,11 @@ unsafe fn watched(list: *const pollfd, count: nfds_t) -> Watched {
 unsafe fn has_known(list: *const pollfd, count: nfds_t) -> bool {
     let count = if list.is_null() { 0 } else { count as usize };
     // SAFETY: passed on from the caller.
-    (0..count).any(|place| table::get(unsafe { (*list.add(place)).fd }).is_some())
+    (0..count).any(|place| match table::get(unsafe { (*list.add(place)).fd }) {
+        None => false,
+        Some(Entry::Conn(conn)) => conn.mode() != Mode::Plain,
+        Some(Entry::Set(_)) => true,
+    })
 }
 
 /// Defines the functions of the poll family.
