@@ -90,13 +90,20 @@ pub(crate) fn reset() {
 
 /// Tells `see` of each feature since the last reset: an edge, and the class of how often it was taken.
 pub(crate) fn features(mut see: impl FnMut(usize)) {
-    for (word, counters) in counters().chunks(8).enumerate() {
-        if counters.iter().all(|&count| count == 0) {
-            continue;
+    let counters = counters();
+    let (words, rest) = counters.as_chunks::<8>();
+    for (word, counters) in words.iter().enumerate() {
+        // Most edges are not taken.
+        if u64::from_ne_bytes(*counters) != 0 {
+            see_word(word * 8, counters, &mut see);
         }
-        for (at, &count) in counters.iter().enumerate().filter(|&(_, &count)| count > 0) {
-            see((word * 8 + at) * CLASSES + class(count));
-        }
+    }
+    see_word(words.len() * 8, rest, &mut see);
+}
+
+fn see_word(from: usize, counters: &[u8], see: &mut impl FnMut(usize)) {
+    for (at, &count) in counters.iter().enumerate().filter(|&(_, &count)| count > 0) {
+        see((from + at) * CLASSES + class(count));
     }
 }
 
