@@ -105,5 +105,6 @@ fn disks() {
     assert_refused(unix, 1, &["the path of the server's socket"]);
     let rdma = "QUIPU_ADDRESS=127.0.0.1 nbd info nbd+rdma://127.0.0.1:1";
     assert_refused(rdma, 1, &["no program listens at that port", "nbd serve --rdma"]);
+    assert_refused(&format!("paper qpip --out {file}/x"), 1, &["a folder that you may write to"]);
     assert_refused("nbd copy /no/such x", 1, &["/no/such", "exists"]);
 }

@@ -94,7 +94,7 @@ impl Output {
         if let Some(file) = &self.svg {
             fs::write(file, figure(&results.plan, &rows)).map_err(|error| {
                 let what = format!("{} cannot be written", file.display());
-                Failure::new(what, error, "give --svg a file in a folder that exists")
+                Failure::new(what, error, "give --svg a file in a folder that you may write to")
             })?;
         }
         if self.json {

@@ -2,6 +2,7 @@
 
 mod ns3;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -58,6 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
                 let remedy = "Give one paper, or `quipu paper check PAPER...`.";
                 return Err(Failure::new("wrong arguments", why, remedy));
             }
+            prepare(options)?;
             let (paper, result) = one(name, options)?;
             deliver(&[(paper, result)], options)
         }
@@ -81,8 +83,10 @@ fn list(json: bool) -> Result<ExitCode, Failure> {
             let facts = entry.paper.facts_of(figure).count();
             let name = figure.name();
             println!(
-                "         {name:10} {} ({facts} facts, about {} s)",
-                figure.title, figure.seconds
+                "         {name:10} {} ({facts} {}, about {} s)",
+                figure.title,
+                if facts == 1 { "fact" } else { "facts" },
+                figure.seconds
             );
         }
     }
@@ -217,6 +221,15 @@ fn deliver(results: &[(Paper, PaperResult)], options: &Options) -> Result<ExitCo
     let unable = |result: &PaperResult| result.figures.iter().all(|figure| figure.error.is_some());
     let failed = results.iter().any(|(_, result)| unable(result));
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Makes the folder of `--out` before anything is measured.
+fn prepare(options: &Options) -> Result<(), Failure> {
+    let Some(folder) = &options.out else { return Ok(()) };
+    fs::create_dir_all(folder).map_err(|error| {
+        let what = format!("cannot write the report into {}", folder.display());
+        Failure::new(what, error, "Give --out a folder that you may write to.")
+    })
 }
 
 /// Writes results into the folder that was asked for.
