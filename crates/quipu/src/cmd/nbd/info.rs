@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use quipu_nbd::TransmissionFlags;
 use quipu_nbd::uri::{Place, Uri};
+use quipu_nbd::wire::reply;
+use quipu_nbd::{ProtocolError, TransmissionFlags};
 use serde_json::json;
 
 use super::Failure;
@@ -56,7 +57,14 @@ pub(super) fn failed(uri: &Uri, trouble: &Trouble) -> Failure {
         Trouble::QueuePair(quipu::Error::Rejected { .. }) => {
             "Start the server there with `quipu nbd serve --rdma`, or give its port."
         }
+        Trouble::Protocol(ProtocolError::Refused { code: reply::ERR_TLS_REQD, .. }) => {
+            "Write nbds:// in place of nbd:// (nbds+unix:// for UNIX sockets)."
+        }
         Trouble::Protocol(_) => "`quipu nbd info --list` shows the exports of a server.",
+        Trouble::Io(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+            "ca-cert.pem must have signed the server's certificate, which cannot be a CA's (docs/nbd.md)."
+        }
+        Trouble::Tls(_) => "docs/nbd.md, TLS, says which files the folder has.",
         _ => "Check the address, and whether the server runs and a firewall lets its port pass.",
     };
     Failure::new(format!("cannot use {uri}"), trouble, remedy)
@@ -119,4 +127,25 @@ fn describe(options: &Options) -> Result<ExitCode, Failure> {
     );
     println!("allocation   {}", if disk.has_status() { "known" } else { "not known" });
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_connection_says_what_to_do() {
+        let uri: Uri = "nbd://localhost".parse().unwrap();
+        let said = |trouble: &Trouble| failed(&uri, trouble).to_string();
+        let refused = |code| {
+            let (export, text) = (String::new(), String::new());
+            Trouble::Protocol(ProtocolError::Refused { export, code, text })
+        };
+        assert!(said(&refused(reply::ERR_TLS_REQD)).contains("nbds://"));
+        assert!(said(&refused(reply::ERR_UNSUP)).contains("--list"));
+        let wrong = io::Error::new(io::ErrorKind::InvalidData, "TLS: UnknownIssuer");
+        assert!(said(&Trouble::Io(wrong)).contains("ca-cert.pem"));
+    }
 }

@@ -295,6 +295,12 @@ fn load() -> String {
 /// The library is missing, nothing could be measured, or a file cannot be written.
 pub(crate) fn rows(options: &quipu_bench::Options) -> Result<ExitCode, Failure> {
     let preload = super::preload()?.to_string_lossy().into_owned();
+    if let Some(out) = &options.out {
+        fs::create_dir_all(out).map_err(|error| {
+            let what = format!("cannot create {}", out.display());
+            Failure::new(what, error, "give --out a folder that you may write to")
+        })?;
+    }
     let own = std::env::current_exe()?.to_string_lossy().into_owned();
     let pins = match *quipu_bench::processors()? {
         [first, second, ..] => Some([first, second]),
@@ -322,7 +328,6 @@ pub(crate) fn rows(options: &quipu_bench::Options) -> Result<ExitCode, Failure> 
     table.write(&mut text)?;
     let json = format!("{:#}\n", table.json());
     if let Some(out) = &options.out {
-        fs::create_dir_all(out)?;
         fs::write(out.join("sockets.txt"), &text)?;
         fs::write(out.join("sockets.json"), &json)?;
         fs::write(out.join("sockets.svg"), table.plot().svg())?;
