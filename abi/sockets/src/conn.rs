@@ -217,7 +217,7 @@ impl Conn {
         conn.fd.store(fd, Ordering::Relaxed);
         conn.descriptors.store(0, Ordering::Relaxed);
         conn.owners.replace(owners);
-        // Nobody uses the object. A thread that was looking when its process made this one by fork(2) has them
+        // Nobody uses the object. A thread that was looking when its process forked this one has them
         // for good.
         let _ = conn.patience.try_lock().map(|mut patience| *patience = Patience::default());
         let _ = conn.overflow.try_lock().map(|mut overflow| *overflow = Overflow::default());

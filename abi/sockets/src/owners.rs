@@ -10,7 +10,7 @@ use crate::sys;
 const SLOTS: usize = 1 << 17;
 const NO_SLOT: u32 = u32::MAX;
 
-/// What the processes of one family know of a socket. Threads that use different sockets write different cache
+/// What the processes of one family know of a socket. Threads with different sockets write different cache
 /// lines.
 #[repr(C, align(64))]
 pub(crate) struct Slot {

@@ -144,7 +144,7 @@ fn is_shut(conn: &Conn) -> bool {
     conn.leaving.load(Ordering::Relaxed) && conn.is_shut()
 }
 
-/// Takes all octets of the ring back. The error number of the call if TCP takes no more: it must not block, or
+/// Takes all octets of the ring back. The error number of the call if TCP takes no more: it may not block, or
 /// is interrupted.
 pub(crate) fn empty_ring(conn: &'static Conn, map: &Map, may_block: bool) -> Option<c_int> {
     let mut limit = None;

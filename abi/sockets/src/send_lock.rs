@@ -1,4 +1,4 @@
-//! The locks by which threads take turns: sending into a ring, and taking octets of it back. Several processes
+//! The locks by which threads take turns: sending into a ring, and taking octets back. Several processes
 //! may have the socket, so they lie in memory that those share. The other end does not have it.
 
 use std::sync::atomic::{AtomicU32, Ordering};

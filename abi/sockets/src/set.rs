@@ -5,10 +5,12 @@
 //! kernel's set, it revokes the consents that were given for the set: then everything comes over
 //! TCP, and the kernel reports it, by its own rules for levels, edges and nested sets.
 
+mod locked;
+
 use std::collections::HashMap;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 use libc::{c_int, epoll_event};
 use quipu_sockets::Revoked;
@@ -22,10 +24,14 @@ use crate::spin::Spin;
 use crate::sys;
 use crate::table::{self, Entry};
 
+use locked::{Locked, is_interrupted, lock};
+
 /// Most sockets of a set that have consented at a time: each wait looks at all of them.
 const MAX_ACTIVE: usize = 512;
 /// Sockets whose senders' processors are looked at.
 const MAX_SENDERS: usize = 16;
+/// Sockets that handlers close during one call. Those beyond stay in the set, closed.
+const MAX_STALE: usize = 64;
 /// Waits in a row, and time, in which rings alone are looked at.
 const RING_WAITS: u32 = 16;
 const RING_NS: u64 = 50_000;
@@ -46,6 +52,9 @@ pub(crate) struct Set {
     /// Whether one of its sockets was raised. If not, the set is left to the kernel.
     has_rings: AtomicBool,
     descriptors: AtomicU32,
+    /// A handler of a signal has closed sockets of it while its thread had a lock.
+    has_stale: AtomicBool,
+    stale: [AtomicPtr<Conn>; MAX_STALE],
     /// Sockets whose rings were looked at last.
     watched: AtomicUsize,
 }
@@ -75,10 +84,6 @@ impl Inner {
 /// Sets that are not in use, and all that there are.
 static FREE: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
 static ALL: Mutex<Vec<&'static Set>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|error| error.into_inner())
-}
 
 /// A socket has received something. It consents, if nobody sleeps at its set: the next wait looks at
 /// its ring. The caller is receiving.
@@ -124,6 +129,16 @@ pub(crate) fn forget(conn: &'static Conn) {
     }
     // SAFETY: sets are never freed.
     let set = unsafe { &*set };
+    if is_interrupted() {
+        // The interrupted call may be looking at it. It leaves when the next one forgets it.
+        if conn.enter() {
+            let (none, new) = (ptr::null_mut(), ptr::from_ref(conn).cast_mut());
+            let order = Ordering::SeqCst;
+            set.stale.iter().any(|it| it.compare_exchange(none, new, order, order).is_ok());
+            set.has_stale.store(true, order);
+        }
+        return;
+    }
     let mut inner = lock(&set.inner);
     inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
     inner.remove(conn);
@@ -174,6 +189,8 @@ impl Set {
             is_quick: AtomicBool::new(true),
             has_rings: AtomicBool::new(false),
             descriptors: AtomicU32::new(0),
+            has_stale: AtomicBool::new(false),
+            stale: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_STALE],
             watched: AtomicUsize::new(0),
         }));
         lock(&ALL).push(set);
@@ -189,7 +206,12 @@ impl Set {
         if self.descriptors.fetch_sub(1, Ordering::SeqCst) != 1 {
             return;
         }
+        if is_interrupted() {
+            // It is not used again.
+            return self.is_quick.store(false, Ordering::SeqCst);
+        }
         let mut inner = lock(&self.inner);
+        self.forget_stale(&mut inner);
         for (_, member) in inner.members.drain() {
             member.conn.set.store(ptr::null_mut(), Ordering::SeqCst);
             member.conn.is_candidate.store(false, Ordering::SeqCst);
@@ -316,8 +338,26 @@ impl Set {
         }
     }
 
+    /// Forgets sockets that were closed where that was not possible.
+    fn forget_stale(&self, inner: &mut Inner) {
+        if !self.has_stale.load(Ordering::Relaxed) || !self.has_stale.swap(false, Ordering::SeqCst)
+        {
+            return;
+        }
+        for place in &self.stale {
+            let conn = place.swap(ptr::null_mut(), Ordering::SeqCst);
+            // SAFETY: sockets are never freed.
+            let Some(conn) = (unsafe { conn.as_ref() }) else { continue };
+            inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
+            inner.remove(conn);
+            lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
+            conn.leave();
+        }
+    }
+
     /// Takes the candidates to those whose rings are looked at.
     fn gather(&self, inner: &mut Inner) {
+        self.forget_stale(inner);
         let mut candidates = lock(&self.candidates);
         for conn in candidates.drain(..) {
             let is_there =
@@ -498,7 +538,7 @@ impl Set {
     /// Revokes all consents. A result if a ring has something to report after all.
     fn begin_sleep(
         &self,
-        inner: Option<MutexGuard<'_, Inner>>,
+        inner: Option<Locked<'_, Inner>>,
         events: *mut epoll_event,
         room: usize,
     ) -> Option<c_int> {

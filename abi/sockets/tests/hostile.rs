@@ -1,4 +1,4 @@
-//! A process that writes anything into the memory that it shares with this one, and calls and descriptors that
+//! A process that writes anything into the memory that it shares with this one. Calls and descriptors that
 //! end while octets are in a ring.
 
 use std::path::{Path, PathBuf};
@@ -78,4 +78,9 @@ fn octets_stay_in_order_when_the_receiver_has_nothing_to_say_any_more() {
 #[test]
 fn octets_stay_in_order_before_calls_that_only_the_kernel_has() {
     check("ends", "many");
+}
+
+#[test]
+fn a_handler_of_a_signal_closes_sockets_of_the_set_that_its_thread_is_in() {
+    check("closes", "any");
 }

@@ -36,7 +36,7 @@ pub(crate) fn for_all(mut each: impl FnMut(&'static Conn)) {
     }
 }
 
-/// The same where this process ends, perhaps by a handler of a signal that came while its thread had the lock:
+/// The same where this process ends, perhaps in a handler of a signal that came while its thread had it:
 /// then nothing is done.
 pub(crate) fn for_all_at_end(each: impl FnMut(&'static Conn)) {
     for _ in 0..1000 {
