@@ -129,8 +129,8 @@ pub(crate) fn plain_fd(fd: c_int, reason: Reason) {
     }
 }
 
-/// stdio calls the system by itself, which no library sees. So the socket stays with the kernel, and what is in
-/// its ring goes to the kernel first.
+/// stdio calls the system by itself, which no library sees. So the socket stays with the kernel, and what is
+/// in its ring goes to the kernel first.
 fn leave_to_stdio(conn: &'static Conn) {
     plain(conn, Reason::Feature);
     if conn.enter() {
