@@ -94,7 +94,7 @@ fn skipped(why: &str) -> Outcome {
 
 /// A cargo command at the root.
 fn cargo(args: &[&str]) -> Command {
-    let mut command = Command::new(crate::cargo());
+    let mut command = crate::cargo();
     command.args(args).current_dir(crate::root());
     command
 }

@@ -89,7 +89,7 @@ pub(crate) fn count(options: &Options) -> Result<usize> {
         targets.retain(|target| target == only);
         ensure!(!targets.is_empty(), "fuzz/Cargo.toml has no target {only}");
     }
-    let mut build = Command::new(crate::cargo());
+    let mut build = crate::cargo();
     build.args(["build", "--quiet", "--release", "--manifest-path"]).arg(&manifest);
     build.arg("--target-dir").arg(work.join("target"));
     if let Some(only) = &options.target {

@@ -39,7 +39,7 @@ pub(crate) fn run(check: bool) -> Result<()> {
 
 /// The command, built without optimisation: the pages are the same, and the build takes a minute.
 fn built() -> Result<PathBuf> {
-    let status = Command::new("cargo")
+    let status = crate::cargo()
         .args(["build", "--package", "quipu"])
         .current_dir(crate::root())
         .status()

@@ -7,9 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use quipu_abi_exports::{PRIVATE, Row, parse};
@@ -132,8 +132,7 @@ fn one(library: &Library, root: &Path, check: bool, file: Option<PathBuf>) -> Re
 /// Builds a library and finds the file that cargo made.
 fn build(library: &Library, root: &Path) -> Result<PathBuf> {
     let Library { name, package, .. } = *library;
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
+    let output = crate::cargo()
         .args(["build", "-q", "-p", package, "--message-format=json-render-diagnostics"])
         .current_dir(root)
         .stderr(std::process::Stdio::inherit())

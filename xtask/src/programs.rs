@@ -63,7 +63,7 @@ fn take(heard: &mut Heard, name: &str, said: &str, is_good: bool) {
 }
 
 fn build() -> Result<Vec<Program>> {
-    let mut command = Command::new(crate::cargo());
+    let mut command = crate::cargo();
     command.args(["test", "--workspace", "--all-targets", "--no-run"]);
     command.arg("--message-format=json-render-diagnostics").current_dir(crate::root());
     let mut child = command.stdout(Stdio::piped()).spawn().context("cargo")?;
@@ -73,6 +73,10 @@ fn build() -> Result<Vec<Program>> {
         programs.extend(program(&serde_json::from_str(&line?)?));
     }
     ensure!(child.wait()?.success(), "the tests do not build; see above");
+    // Tests have cargo build libraries of C. Nothing is linked any more while others use it.
+    let mut command = crate::cargo();
+    command.args(["build", "-q", "--workspace", "--all-targets"]).current_dir(crate::root());
+    ensure!(command.status().context("cargo")?.success(), "the libraries do not build; see above");
     Ok(programs)
 }
 
@@ -92,7 +96,8 @@ fn say(program: &Program) -> Result<(String, bool)> {
     let mut command = Command::new(&program.executable);
     command.arg("--show-output").current_dir(&program.folder);
     // The packages that tests need are installed: none may do without.
-    command.env("QUIPU_TEST_ALL", "1").env("CARGO_MANIFEST_DIR", &program.folder);
+    command.env("QUIPU_TEST_ALL", "1");
+    crate::forget_package(&mut command);
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.name))?;
     // It has this process's ends of the pipe.

@@ -53,7 +53,7 @@ fn seed_of(commit: &str) -> Option<u64> {
 
 /// Builds the command and runs the seeds.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut build = Command::new(crate::cargo());
+    let mut build = crate::cargo();
     build.args(["build", "--release", "--package", "quipu", "--bin", "quipu"]);
     build.current_dir(crate::root());
     ensure!(build.status().context("cargo")?.success(), "the quipu command does not build");

@@ -6,7 +6,6 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
@@ -125,7 +124,7 @@ pub(crate) struct Build<'a> {
 
 /// Builds everything in release mode; the folder where it is then.
 pub(crate) fn build(what: &Build<'_>) -> Result<PathBuf> {
-    let mut build = Command::new(crate::cargo());
+    let mut build = crate::cargo();
     build.args(["build", "--release"]).current_dir(crate::root());
     build.arg("--target-dir").arg(what.target_dir);
     let mut built = what.target_dir.to_path_buf();

@@ -19,7 +19,7 @@ fn is_program(file: &Path) -> bool {
 /// Whether `cargo NAME` works. A component of rustup that is missing is added if rustup is there.
 pub(crate) fn cargo_has(name: &str, component: Option<&str>) -> bool {
     let works = || {
-        let mut command = Command::new(crate::cargo());
+        let mut command = crate::cargo();
         command.args([name, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     };

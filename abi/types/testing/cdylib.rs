@@ -12,7 +12,16 @@ use std::process::{Command, Stdio};
 pub fn built(what: &[&str], name: &str) -> PathBuf {
     let workspace = env::var_os("QUIPU_TEST_ALL").is_some();
     let what = if workspace { &["--workspace", "--all-targets"] } else { what };
-    let build = Command::new(env!("CARGO"))
+    let mut build = Command::new(env!("CARGO"));
+    // What cargo says of the package that it tests would have some build scripts run again, and all that
+    // depends on them built again.
+    let names = env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in names.filter(|name| {
+        ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|start| name.starts_with(start))
+    }) {
+        build.env_remove(name);
+    }
+    let build = build
         .args(["build", "-q", "--message-format=json-render-diagnostics"])
         .args(what)
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -197,7 +197,10 @@ impl Endpoint {
         match segment {
             Segment::Write { stag, to, payload, .. } => {
                 self.regions.check(stag.0, to, payload.len() as u64, Wants::Write)?;
-                memory.write(to, payload);
+                // Without data the address is anything that the peer likes.
+                if !payload.is_empty() {
+                    memory.write(to, payload);
+                }
                 Ok(())
             }
             Segment::Send { mo, last, payload, .. } => {

@@ -229,6 +229,18 @@ fn what_is_not_allowed_ends_the_connection_and_says_so() {
     }
 }
 
+/// Found by the fuzz target: the address of such a write went to the memory, which may have none of it.
+#[test]
+fn a_write_without_data_touches_no_memory() {
+    let mut pair = Pair::new(true, false, 4096);
+    for (id, to) in [(1, 0), (2, u64::MAX)] {
+        pair.post(0, id, Operation::Write { stag: 77, to }, &[span(0, 0)]);
+    }
+    pair.run();
+    assert_eq!(pair.ends[1].is_open(), Ok(true));
+    assert_eq!(pair.sent(0), [(1, 0, Status::Success), (2, 0, Status::Success)]);
+}
+
 #[test]
 fn a_message_that_is_longer_than_its_receive_ends_the_connection() {
     for late in [false, true] {

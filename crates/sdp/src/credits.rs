@@ -102,7 +102,8 @@ impl Incoming {
 
     /// Whether the peer should hear of buffers that were posted since it last heard of any.
     pub(crate) fn owes_credits(&self) -> bool {
-        let left = self.granted.wrapping_sub(self.last);
+        // A peer that sends more than it may has less than none.
+        let left = self.granted.wrapping_sub(self.last).cast_signed().max(0).cast_unsigned();
         let counted = if left > RESERVED { left + left / 2 } else { left };
         counted < u32::from(self.posted)
     }
@@ -167,6 +168,17 @@ mod tests {
         assert!(incoming.owes_credits());
         assert_eq!(incoming.grant(), (64, 22));
         assert!(!incoming.owes_credits());
+    }
+
+    /// Found by the fuzz target.
+    #[test]
+    fn a_peer_that_sends_more_than_it_may_is_owed_credits() {
+        let mut incoming = Incoming::new(2);
+        incoming.grant();
+        (1..=5).for_each(|number| incoming.receive(number).unwrap());
+        assert!(!incoming.owes_credits(), "no buffer is posted");
+        incoming.post();
+        assert!(incoming.owes_credits());
     }
 
     #[test]
