@@ -142,16 +142,16 @@ fn tests() -> Outcome {
 /// Runs the documentation's examples, and adds up what they report.
 fn doctests() -> Outcome {
     let mut command = cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
-    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo")?;
+    // The packages that examples need are installed: none may do without.
+    command.args(["--", "--show-output"]).env("QUIPU_TEST_ALL", "1").stdout(Stdio::piped());
+    let mut child = command.spawn().context("cargo")?;
     let output = child.stdout.take().context("no standard output")?;
     let mut heard = Heard::default();
     for line in BufReader::new(output).lines() {
-        let line = line?;
-        if heard.take(&line) {
-            println!("{line}");
-        }
+        heard.hear(&line?);
     }
     let (tally, reasons) = heard.finish();
+    reasons.iter().for_each(|reason| println!("{reason}"));
     let status = child.wait()?;
     if !status.success() && tally.failed == 0 {
         bail!("the examples do not build; see above");

@@ -25,8 +25,15 @@ pub(crate) struct Heard {
 }
 
 impl Heard {
+    /// Takes a line, and prints it if it is to be shown.
+    pub(crate) fn hear(&mut self, line: &str) {
+        if self.take(line) {
+            println!("{line}");
+        }
+    }
+
     /// Takes a line; whether it is to be shown.
-    pub(crate) fn take(&mut self, line: &str) -> bool {
+    fn take(&mut self, line: &str) -> bool {
         if let Some(result) = line.strip_prefix("test result:") {
             self.of_passed = false;
             self.tally.add(parse_result(result));

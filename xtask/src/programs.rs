@@ -51,11 +51,7 @@ pub(crate) fn run() -> Result<(Tally, Vec<String>)> {
 /// Takes what a program has said. One that died has failed, although none of its tests says so.
 fn take(heard: &mut Heard, name: &str, said: &str, is_good: bool) {
     let failed_before = heard.tally.failed;
-    for line in said.lines() {
-        if heard.take(line) {
-            println!("{line}");
-        }
-    }
+    said.lines().for_each(|line| heard.hear(line));
     if !is_good && heard.tally.failed == failed_before {
         heard.tally.failed += 1;
         report::note_failure(&format!("FAIL  {name}: it died; what it said last:\n{said}"));

@@ -12,7 +12,7 @@
 //!   how many processes have the socket.
 //! * `send` (from a `source`, under the `send_lock`) and `recv` move octets; `idleness` finds rings that need
 //!   no memory.
-//! * `set` is epoll (a socket in one is a `member`), `poll` poll and select; `spin` looks for a while.
+//! * `set` is epoll, `poll` poll and select; `spin` looks for a while.
 //! * `life` is about descriptors, `fork` about processes.
 //! * `helper` is the one thread: it meets the other end (`diag`, `meet`) and writes the `report` with the
 //!   `totals`.
@@ -34,7 +34,6 @@ mod iov;
 mod life;
 mod map;
 mod meet;
-mod member;
 mod owners;
 mod poll;
 mod process;

@@ -40,11 +40,8 @@ pub(crate) fn duplicated(from: c_int, to: c_int) {
     {
         sys::quietly(|| {
             table::put(to, entry);
-            if let Entry::Conn(conn) = entry
-                && to <= libc::STDERR_FILENO
-                && conn.mode() != Mode::Plain
-            {
-                leave_to_stdio(conn);
+            if to <= libc::STDERR_FILENO {
+                leave_to_stdio(to);
             }
         });
     }
@@ -130,22 +127,7 @@ pub(crate) fn plain_fd(fd: c_int, reason: Reason) {
 }
 
 /// stdio calls the system by itself, which no library sees. So the socket stays with the kernel, and what is
-/// in its ring goes to the kernel first.
-fn leave_to_stdio(conn: &'static Conn) {
-    plain(conn, Reason::Feature);
-    if conn.enter() {
-        if let Some(map) = conn.map() {
-            let _ = crate::send::empty_ring(conn, map, true);
-        }
-        conn.leave();
-    }
-}
-
-/// The same, by descriptor.
-pub(crate) fn leave_fd_to_stdio(fd: c_int) {
-    if let Some(conn) = table::conn(fd)
-        && conn.mode() != Mode::Plain
-    {
-        sys::quietly(|| leave_to_stdio(conn));
-    }
+/// in its ring goes to the kernel first, as far as the kernel takes it.
+pub(crate) fn leave_to_stdio(fd: c_int) {
+    sys::quietly(|| crate::send::leaves_to_kernel(fd, 0, Reason::Feature));
 }

@@ -71,7 +71,7 @@ pub(crate) fn enter(fd: c_int) -> Option<&'static Conn> {
     if conn.mode() == Mode::Plain || !conn.enter() {
         return None;
     }
-    if !table::conn(fd).is_some_and(|now| std::ptr::eq(now, conn)) {
+    if !conn.has(fd) {
         conn.leave();
         return None;
     }
@@ -146,7 +146,7 @@ fn is_shut(conn: &Conn) -> bool {
 
 /// Takes all octets of the ring back. The error number of the call if TCP takes no more: it may not block, or
 /// is interrupted.
-pub(crate) fn empty_ring(conn: &'static Conn, map: &Map, may_block: bool) -> Option<c_int> {
+fn empty_ring(conn: &'static Conn, map: &Map, may_block: bool) -> Option<c_int> {
     let mut limit = None;
     while !settle(conn, map) {
         if !may_block || conn.nonblocking.load(Ordering::Relaxed) {

@@ -6,6 +6,7 @@
 //! TCP, and the kernel reports it, by its own rules for levels, edges and nested sets.
 
 mod locked;
+mod member;
 
 use std::collections::HashMap;
 use std::ptr;
@@ -19,12 +20,12 @@ use quipu_sockets::patience::Patience;
 use quipu_sockets::report::Reason;
 
 use crate::conn::{Conn, Mode};
-use crate::member::{Active, Member};
 use crate::spin::Spin;
 use crate::sys;
 use crate::table::{self, Entry};
 
 use locked::{Locked, is_interrupted, lock};
+use member::{Active, Member};
 
 /// Most sockets of a set that have consented at a time: each wait looks at all of them.
 const MAX_ACTIVE: usize = 512;
@@ -71,14 +72,6 @@ struct Inner {
     patience: Patience,
     /// When the last thread began to sleep; 0 if none does.
     sleeps_since: u64,
-}
-
-impl Inner {
-    /// Looks at a socket's ring no more.
-    fn remove(&mut self, conn: &Conn) {
-        self.active.retain(|active| !ptr::eq(active.conn, conn));
-        self.dormant.retain(|active| !ptr::eq(active.conn, conn));
-    }
 }
 
 /// Sets that are not in use, and all that there are.
@@ -140,14 +133,12 @@ pub(crate) fn forget(conn: &'static Conn) {
         return;
     }
     let mut inner = lock(&set.inner);
-    inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
-    inner.remove(conn);
+    set.let_go(&mut inner, conn);
     // The helper may raise one meanwhile, without the lock.
     set.has_rings.store(false, Ordering::SeqCst);
     if inner.members.values().any(|member| member.conn.mode() == Mode::Raised) {
         set.has_rings.store(true, Ordering::SeqCst);
     }
-    lock(&set.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
 }
 
 /// In a child of fork(2): the sets are the parent's too.
@@ -328,8 +319,7 @@ impl Set {
                 }
             }
             (libc::EPOLL_CTL_DEL, _) if inner.members.remove(&fd).is_some() => {
-                inner.remove(conn);
-                lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
+                self.stop_looking(inner, conn);
                 conn.is_candidate.store(false, Ordering::SeqCst);
                 conn.is_quick_member.store(false, Ordering::SeqCst);
                 conn.set.store(ptr::null_mut(), Ordering::SeqCst);
@@ -348,11 +338,22 @@ impl Set {
             let conn = place.swap(ptr::null_mut(), Ordering::SeqCst);
             // SAFETY: sockets are never freed.
             let Some(conn) = (unsafe { conn.as_ref() }) else { continue };
-            inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
-            inner.remove(conn);
-            lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
+            self.let_go(inner, conn);
             conn.leave();
         }
+    }
+
+    /// A socket is not in the set any more.
+    fn let_go(&self, inner: &mut Inner, conn: &Conn) {
+        inner.members.retain(|_, member| !ptr::eq(member.conn, conn));
+        self.stop_looking(inner, conn);
+    }
+
+    /// Looks at a socket's ring no more.
+    fn stop_looking(&self, inner: &mut Inner, conn: &Conn) {
+        inner.active.retain(|active| !ptr::eq(active.conn, conn));
+        inner.dormant.retain(|active| !ptr::eq(active.conn, conn));
+        lock(&self.candidates).retain(|candidate| !ptr::eq(*candidate, conn));
     }
 
     /// Takes the candidates to those whose rings are looked at.

@@ -10,7 +10,7 @@ static POOL: Mutex<Vec<&'static [Conn]>> = Mutex::new(Vec::new());
 const BLOCK: usize = 64;
 
 pub(super) fn pool_take() -> &'static Conn {
-    let mut pool = POOL.lock().unwrap_or_else(|error| error.into_inner());
+    let mut pool = hold_pool();
     let free = |conn: &&'static Conn| {
         !conn.is_used.load(Ordering::Acquire) && conn.users.load(Ordering::SeqCst) == CLOSED
     };
@@ -30,7 +30,7 @@ pub(super) fn pool_take() -> &'static Conn {
 
 /// Calls a function for every socket that is open. Nobody takes or leaves the pool meanwhile.
 pub(crate) fn for_all(mut each: impl FnMut(&'static Conn)) {
-    let pool = POOL.lock().unwrap_or_else(|error| error.into_inner());
+    let pool = hold_pool();
     for conn in pool.iter().flat_map(|block| block.iter()).filter(|conn| conn.is_open()) {
         each(conn);
     }

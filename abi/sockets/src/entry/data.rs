@@ -351,8 +351,9 @@ macro_rules! vectors {
         unsafe extern "C-unwind" fn $name(
             fd: c_int, list: *const iovec, count: c_int, offset: $offset, flags: c_int,
         ) -> ssize_t {
-            life::plain_fd(fd, Reason::Feature);
-            if $sends && !send::leaves_to_kernel(fd, 0, Reason::Feature) {
+            if !$sends {
+                life::plain_fd(fd, Reason::Feature);
+            } else if !send::leaves_to_kernel(fd, 0, Reason::Feature) {
                 return -1;
             }
             real!($name(fd => c_int, list => *const iovec, count => c_int, offset => $offset,

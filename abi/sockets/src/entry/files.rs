@@ -75,7 +75,7 @@ unsafe extern "C-unwind" fn splice(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-    life::leave_fd_to_stdio(fd);
+    life::leave_to_stdio(fd);
     real!(fdopen(fd => c_int, mode => *const c_char) -> isize) as *mut FILE
 }
 
@@ -84,7 +84,7 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
 macro_rules! print_like {
     ($($name:ident $before:ident;)*) => {$(
         extern "C" fn $before(fd: c_int) -> usize {
-            life::leave_fd_to_stdio(fd);
+            life::leave_to_stdio(fd);
             real_address!($name).expose_provenance()
         }
 

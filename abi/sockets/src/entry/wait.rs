@@ -23,6 +23,16 @@ unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     fd
 }
 
+/// Whether this library does nothing for a descriptor.
+#[inline]
+fn is_of_kernel(fd: c_int) -> bool {
+    match table::get(fd) {
+        None => true,
+        Some(Entry::Conn(conn)) => conn.mode() == Mode::Plain,
+        Some(Entry::Set(_)) => false,
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn epoll_ctl(
     epfd: c_int,
@@ -30,11 +40,7 @@ unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
-    let is_of_kernel = match table::get(fd) {
-        None => true,
-        Some(Entry::Conn(conn)) => conn.mode() == Mode::Plain,
-        Some(Entry::Set(_)) => false,
-    };
+    let is_of_kernel = is_of_kernel(fd);
     if let Some(set) = table::set(epfd)
         && !is_of_kernel
     {
@@ -141,11 +147,7 @@ unsafe fn watched(list: *const pollfd, count: nfds_t) -> Watched {
 unsafe fn has_known(list: *const pollfd, count: nfds_t) -> bool {
     let count = if list.is_null() { 0 } else { count as usize };
     // SAFETY: passed on from the caller.
-    (0..count).any(|place| match table::get(unsafe { (*list.add(place)).fd }) {
-        None => false,
-        Some(Entry::Conn(conn)) => conn.mode() != Mode::Plain,
-        Some(Entry::Set(_)) => true,
-    })
+    (0..count).any(|place| !is_of_kernel(unsafe { (*list.add(place)).fd }))
 }
 
 /// Defines the functions of the poll family.

@@ -3,18 +3,16 @@
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <errno.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "octets.h"
 
 /* The words of a direction, and of an end: see specs/quipu-sockets.md. */
 struct direction {
@@ -33,14 +31,6 @@ struct header {
 
 static const char *mode;
 static int fd;
-
-static void must(int holds, const char *what)
-{
-    if (!holds) {
-        fprintf(stderr, "%s: %s\n", what, strerror(errno));
-        exit(1);
-    }
-}
 
 static double now(void)
 {

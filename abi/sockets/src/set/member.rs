@@ -12,30 +12,31 @@ const EDGE: u32 = libc::EPOLLET as u32;
 
 /// A socket whose ring is looked at.
 #[derive(Clone, Copy)]
-pub(crate) struct Active {
-    pub(crate) fd: c_int,
-    pub(crate) conn: &'static Conn,
+pub(super) struct Active {
+    pub(super) fd: c_int,
+    pub(super) conn: &'static Conn,
     /// Sleeps in a row without anything received before.
-    pub(crate) idle: u32,
+    pub(super) idle: u32,
 }
 
+/// A socket of the set.
 #[derive(Clone, Copy)]
-pub(crate) struct Member {
-    pub(crate) conn: &'static Conn,
-    pub(crate) events: u32,
-    pub(crate) data: u64,
+pub(super) struct Member {
+    pub(super) conn: &'static Conn,
+    pub(super) events: u32,
+    pub(super) data: u64,
     /// Position after the last octet that was reported.
-    pub(crate) told: u64,
+    pub(super) told: u64,
 }
 
 impl Member {
     /// Whether a ring can report what the program waits for.
-    pub(crate) fn is_quick(&self) -> bool {
+    pub(super) fn is_quick(&self) -> bool {
         self.events & KERNEL_ONLY == 0 && self.events & READABLE != 0
     }
 
     /// What the ring has to report.
-    pub(crate) fn report(&self) -> Option<(epoll_event, u64)> {
+    pub(super) fn report(&self) -> Option<(epoll_event, u64)> {
         let receiver = self.conn.map()?.receiver();
         let events = self.events & READABLE;
         if events == 0 || !receiver.has_unread() {
