@@ -105,50 +105,72 @@ fn with_hca(plan: &Plan, input: &mut Input) -> Plan {
     plan
 }
 
-fuzz_target!(|data: &[u8]| {
-    SHARES.begin();
-    if let Ok(text) = std::str::from_utf8(data) {
-        let _ = Plan::parse(text);
-    }
-    let mut input = Input(data);
-    // Reading plans is fast, running them is not.
-    let runs = input.byte() % 8 == 1;
-    let mut plan = Plan::default();
-    // Each setting that can be is kept, so that most inputs end in a plan that can be run.
+/// A plan with the settings that the input names. Each that can be is kept, so that most inputs end in a plan
+/// that can be run.
+fn settings(input: &mut Input) -> Plan {
+    // Runs with a large cache begin with many page faults.
+    let small = Setting { key: "l2.size".to_owned(), value: "256KB".to_owned() };
+    let mut kept = vec![small];
+    let mut plan = Plan::parse_with("", &kept).unwrap_or_default();
     for _ in 0..input.byte() % 5 {
         let key = input.pick(&KEYS).to_owned();
         let value = match input.byte() % 4 {
             0 => input.word().to_string(),
             _ => input.pick(&VALUES).to_owned(),
         };
-        if let Ok(with) = Plan::parse_with(&plan.to_toml(), &[Setting { key, value }]) {
-            plan = with;
+        kept.push(Setting { key, value });
+        match Plan::parse_with("", &kept) {
+            Ok(with) => plan = with,
+            Err(_) => drop(kept.pop()),
         }
     }
+    plan
+}
+
+/// Adds faults, if the plan is still one with them.
+fn with_faults(plan: Plan, input: &mut Input) -> Plan {
+    let kinds = [FaultKind::Stall, FaultKind::LostInterrupts, FaultKind::LinkLoss];
+    let fault = |input: &mut Input| {
+        let (at, length) = (Span(input.word().into()), Span(input.word().into()));
+        let (core, ppm) = (u32::from(input.byte() % 4), input.word() % 1_000_001);
+        FaultPlan { kind: input.pick(&kinds), at, length, core, ppm }
+    };
+    let faults: Vec<_> = (0..input.byte() % 3).map(|_| fault(input)).collect();
+    let with = Plan { faults, ..plan.clone() };
+    if with.faults.is_empty() || Plan::parse(&with.to_toml()).is_err() { plan } else { with }
+}
+
+fuzz_target!(|data: &[u8]| {
+    SHARES.begin();
+    let mut input = Input(data);
+    // Reading text as it is takes little, plans made of settings more, and running them most.
+    let kind = input.byte() % 8;
+    if kind < 3 {
+        if let Ok(text) = std::str::from_utf8(input.0) {
+            let _ = Plan::parse(text);
+        }
+        return;
+    }
+    let mut plan = settings(&mut input);
     if input.byte() % 4 == 1 {
         let with = with_hca(&plan, &mut input);
         if Plan::parse(&with.to_toml()).is_ok() {
             plan = with;
         }
     }
-    let kinds = [FaultKind::Stall, FaultKind::LostInterrupts, FaultKind::LinkLoss];
-    for _ in 0..input.byte() % 3 {
-        let (at, length) = (Span(input.word().into()), Span(input.word().into()));
-        let (core, ppm) = (u32::from(input.byte() % 4), input.word() % 1_000_001);
-        plan.faults.push(FaultPlan { kind: input.pick(&kinds), at, length, core, ppm });
-        if Plan::parse(&plan.to_toml()).is_err() {
-            plan.faults.pop();
-        }
-    }
+    let mut plan = with_faults(plan, &mut input);
     SHARES.reach("a plan");
-    let again = Plan::parse(&plan.to_toml());
-    assert_eq!(again.as_ref(), Ok(&plan), "what is printed is read back");
-    if !runs || plan.l2.size.0 > 16 << 20 || plan.cpu.cores > 4 || plan.workload.connections > 64 {
+    if kind < 7 {
+        let again = Plan::parse(&plan.to_toml());
+        assert_eq!(again.as_ref(), Ok(&plan), "what is printed is read back");
+        return;
+    }
+    if plan.l2.size.0 > 16 << 20 || plan.cpu.cores > 4 || plan.workload.connections > 64 {
         return;
     }
     plan.run.warmup = Span(100_000_000);
     plan.run.sample = Span(200_000_000);
-    plan.run.max_events = 5_000;
+    plan.run.max_events = 3_000;
     match run(&plan) {
         Ok(report) => {
             SHARES.reach("a run");

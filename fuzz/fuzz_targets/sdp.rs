@@ -8,6 +8,8 @@ use quipu_wire::Stag;
 use quipu_wire::sdp::{HEADER_LEN, Hello, HelloAck, MAX_HEADERS_LEN, Message};
 
 const BUFFERS: u16 = 6;
+/// Messages without payload that it may have to send after one event: one of each kind, and a credit update.
+const MOST_AT_ONCE: u32 = 8;
 
 struct Input<'a>(&'a [u8]);
 
@@ -99,8 +101,10 @@ fuzz_target!(|data: &[u8]| {
             assert!(!posted.contains(&slot));
             posted.push(slot);
         }
+        let before = sent;
         while end.poll_control(now, &mut headers).is_some() {
             sent += 1;
+            assert!(sent - before <= MOST_AT_ONCE, "it sends without end");
         }
     }
 });

@@ -10,7 +10,7 @@ use crate::error::OpenError;
 use crate::link::probe;
 use crate::link::segment::{self, MAX_BYTES, Writers};
 use crate::link::socket;
-use crate::net::default_congestion;
+use crate::net::{default_congestion, try_congestion};
 use crate::packet;
 use crate::sys;
 
@@ -217,17 +217,17 @@ fn congestion(config: &Config) -> Check {
     const NAME: &str = "congestion control";
     let system = default_congestion().unwrap_or_else(|| "unknown".to_owned());
     if let Some(name) = &config.congestion {
-        return Check::new(NAME, Verdict::Ok, format!("{name} (configured; system: {system})"));
+        let detail = format!("{name} (configured; system: {system})");
+        return match try_congestion(name) {
+            Ok(()) => Check::new(NAME, Verdict::Ok, detail),
+            Err(error) => Check::new(NAME, Verdict::Fail, format!("{detail}: {error}"))
+                .remedy("set QUIPU_CONGESTION to what the kernel allows, or unset it"),
+        };
     }
     if !system.starts_with("bbr") {
         return Check::new(NAME, Verdict::Ok, system);
     }
-    let allowed = ["cubic", "reno"].into_iter().find(|name| {
-        sys::tcp_socket(IpAddr::from([127, 0, 0, 1])).is_ok_and(|fd| {
-            let option = libc::TCP_CONGESTION;
-            sys::set_option_bytes(&fd, libc::IPPROTO_TCP, option, name.as_bytes()).is_ok()
-        })
-    });
+    let allowed = ["cubic", "reno"].into_iter().find(|name| try_congestion(name).is_ok());
     match allowed {
         Some(name) => Check::new(NAME, Verdict::Ok, format!("{name} instead of {system}")),
         None => Check::new(NAME, Verdict::Warn, format!("{system}, slow on short paths"))

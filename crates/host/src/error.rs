@@ -10,6 +10,7 @@ use quipu_nic::Fault;
 use crate::address::WantedAddress;
 use crate::config::ConfigError;
 use crate::packet::Station;
+use crate::qos::QosFileError;
 
 /// Why an engine cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -53,9 +54,21 @@ pub enum OpenError {
         /// Why not.
         source: io::Error,
     },
+    /// The kernel does not have a congestion control, or does not allow it.
+    #[error(
+        "QUIPU_CONGESTION={name} cannot be used: {source}; set it to one of: {available}, or unset it"
+    )]
+    Congestion {
+        /// What was asked for.
+        name: String,
+        /// Why not.
+        source: io::Error,
+        /// What there is, separated by spaces.
+        available: String,
+    },
     /// The configuration of quality of service.
     #[error("{0}; correct the file of QUIPU_QOS (or --qos), or unset it (docs/qos.md)")]
-    Qos(String),
+    Qos(QosFileError),
     /// The link of QPIP.
     #[error(transparent)]
     Link(#[from] crate::packet::LinkError),

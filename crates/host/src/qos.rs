@@ -15,7 +15,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use quipu_nic::qos::{Config as Rules, Note, Service, show_rate};
+use quipu_nic::qos::{Config as Rules, ConfigError, Note, Service, show_rate};
 
 use crate::address::HostAddress;
 use crate::error::OpenError;
@@ -33,6 +33,22 @@ pub struct QosConfig {
     pub rate: Option<u64>,
 }
 
+/// Why a file of quality of service cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum QosFileError {
+    /// There is none that this user may read.
+    #[error("cannot read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A line makes no sense.
+    #[error(transparent)]
+    Wrong(#[from] ConfigError),
+}
+
 /// The longest file that is read.
 const LONGEST: u64 = 1 << 20;
 
@@ -40,8 +56,8 @@ impl QosConfig {
     /// Reads the file, and the policy file that it names, if that is there.
     ///
     /// # Errors
-    /// What is wrong with it, for people.
-    pub fn read(&self) -> Result<(Rules, Vec<Note>), String> {
+    /// It cannot be read, or makes no sense.
+    pub fn read(&self) -> Result<(Rules, Vec<Note>), QosFileError> {
         let (mut rules, notes) = match &self.file {
             Some(path) => read_file(path)?,
             None => (Rules::default(), Vec::new()),
@@ -60,16 +76,15 @@ fn read_text(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-fn read_file(path: &Path) -> Result<(Rules, Vec<Note>), String> {
-    let shown = path.display();
-    let text = read_text(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
-    let (mut rules, mut notes) =
-        Rules::parse(&text, &shown.to_string()).map_err(|error| error.to_string())?;
+fn read_file(path: &Path) -> Result<(Rules, Vec<Note>), QosFileError> {
+    let unreadable = |source| QosFileError::Unreadable { path: path.to_owned(), source };
+    let text = read_text(path).map_err(unreadable)?;
+    let (mut rules, mut notes) = Rules::parse(&text, &path.display().to_string())?;
     if let Some(policy) = policy_file(&text) {
         match read_text(policy) {
             Ok(text) => {
-                let parsed = Rules::parse(&text, &policy.display().to_string());
-                rules.rules.extend(parsed.map_err(|error| error.to_string())?.0.rules);
+                let (parsed, _) = Rules::parse(&text, &policy.display().to_string())?;
+                rules.rules.extend(parsed.rules);
             }
             Err(error) => notes.push(Note {
                 line: 0,

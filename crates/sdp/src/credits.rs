@@ -105,14 +105,22 @@ impl Incoming {
         // A peer that sends more than it may has less than none.
         let left = self.granted.wrapping_sub(self.last).cast_signed().max(0).cast_unsigned();
         let counted = if left > RESERVED { left + left / 2 } else { left };
-        counted < u32::from(self.posted)
+        // While an acknowledgement is held back, a message may have nothing new to tell.
+        self.next_granted() != self.granted && counted < u32::from(self.posted)
     }
 
     /// The fields of a message that is about to be sent: receives posted, and the acknowledgement.
     pub(crate) fn grant(&mut self) -> (u16, u32) {
-        let ack = self.held.map_or(self.last, |held| held.wrapping_sub(1));
-        self.granted = ack.wrapping_add(self.posted.into());
-        (self.posted, ack)
+        self.granted = self.next_granted();
+        (self.posted, self.acknowledgement())
+    }
+
+    fn acknowledgement(&self) -> u32 {
+        self.held.map_or(self.last, |held| held.wrapping_sub(1))
+    }
+
+    fn next_granted(&self) -> u32 {
+        self.acknowledgement().wrapping_add(self.posted.into())
     }
 
     pub(crate) fn hold(&mut self) {
@@ -191,5 +199,26 @@ mod tests {
         assert_eq!(incoming.grant().1, 1);
         incoming.release();
         assert_eq!(incoming.grant().1, 3);
+    }
+
+    #[test]
+    fn nothing_is_told_twice_while_an_acknowledgement_is_held_back() {
+        let mut incoming = Incoming::new(8);
+        incoming.receive(1).unwrap();
+        incoming.hold();
+        for mseq in 2..8 {
+            incoming.receive(mseq).unwrap();
+            incoming.post();
+        }
+        assert!(incoming.owes_credits());
+        incoming.grant();
+        assert!(!incoming.owes_credits(), "the peer knows all that it may");
+        incoming.post();
+        assert!(incoming.owes_credits());
+        incoming.grant();
+        incoming.release();
+        assert!(incoming.owes_credits());
+        incoming.grant();
+        assert!(!incoming.owes_credits());
     }
 }

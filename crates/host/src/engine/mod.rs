@@ -146,7 +146,7 @@ impl Engine {
         let mut seed = [0; 32];
         sys::random(&mut seed).map_err(system("random keys"))?;
 
-        let tuning = Tuning::new(config.congestion.as_deref());
+        let tuning = Tuning::new(config.congestion.as_deref())?;
         let net = Net::new(Arc::clone(&own), tuning, Arc::clone(&epoll));
         let datagrams = Datagrams::new(Arc::clone(&own), Arc::clone(&epoll));
         let (links, directory) =

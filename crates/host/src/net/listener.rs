@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use super::stream::Tuning;
+use super::tuning::Tuning;
 use crate::own::OwnAddresses;
 use crate::sys;
 

@@ -18,6 +18,7 @@ mod stream;
 pub(crate) mod table;
 pub(crate) mod token;
 mod transmit;
+mod tuning;
 
 use std::collections::VecDeque;
 use std::io;
@@ -41,7 +42,7 @@ use crate::own::OwnAddresses;
 use crate::sys::{self, Epoll, with_more_descriptors};
 use crate::tap::Adapter;
 
-pub(crate) use self::stream::{Tuning, default_congestion};
+pub(crate) use self::tuning::{Tuning, default_congestion, try_congestion};
 
 /// Connections taken from a listener before other work gets its turn.
 const ACCEPTS_PER_TURN: usize = 16;

@@ -12,6 +12,7 @@ use super::buffers::{BEHIND_BYTES, BUFFER_BYTES, Pool, Received, TRANSMIT_BYTES}
 use super::gathered::{Appetite, Gathered};
 use super::hot::Delivered;
 use super::placed;
+use super::tuning::Tuning;
 use crate::buffer::Buffer;
 use crate::sys;
 use crate::tap::{Adapter, Tap};
@@ -317,48 +318,6 @@ pub(crate) enum Sent {
     All(usize),
     /// The socket is full; the rest waits.
     Part,
-}
-
-/// How sockets are set up.
-#[derive(Clone, Debug)]
-pub(crate) struct Tuning {
-    /// Congestion control to set, in order of preference; empty: leave the system's.
-    congestion: Vec<String>,
-}
-
-impl Tuning {
-    /// As configured; by default anything but BBR, which is several times slower where the round
-    /// trip is shorter than its model expects (loopback, veth, one rack).
-    pub(crate) fn new(configured: Option<&str>) -> Self {
-        let congestion = match configured {
-            Some(name) => vec![name.to_owned()],
-            None if default_congestion().is_some_and(|name| name.starts_with("bbr")) => {
-                vec!["cubic".to_owned(), "reno".to_owned()]
-            }
-            None => Vec::new(),
-        };
-        Self { congestion }
-    }
-
-    /// Applies to a new socket. Congestion control is a wish: a sandbox may refuse it.
-    pub(crate) fn apply(&self, fd: &OwnedFd) -> io::Result<()> {
-        sys::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
-        for name in &self.congestion {
-            let set =
-                sys::set_option_bytes(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name.as_bytes());
-            match set {
-                Ok(()) => break,
-                Err(error) => tracing::debug!(%name, %error, "congestion control not available"),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The system's default congestion control.
-pub(crate) fn default_congestion() -> Option<String> {
-    let name = sys::read_text("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
-    Some(name.trim().to_owned())
 }
 
 /// 0: the system's default.

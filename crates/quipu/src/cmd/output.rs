@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
 use std::process::ExitCode;
 
 use super::failure::Failure;
@@ -51,6 +52,15 @@ pub(crate) fn catch(
             Ok(failure) => Err(*failure),
             Err(panic) => resume_unwind(panic),
         }
+    })
+}
+
+/// Makes the folder of `--out`, before anything is measured.
+pub(crate) fn make_folder(out: Option<&Path>) -> Result<(), Failure> {
+    let Some(folder) = out else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(|error| {
+        let what = format!("cannot write results into {}", folder.display());
+        Failure::new(what, error, "give --out a folder that you may write to")
     })
 }
 

@@ -2,7 +2,6 @@
 
 mod ns3;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,6 +10,7 @@ use quipu_paper::report::{FigureResult, PaperResult, table, write};
 use quipu_paper::{Environment, Experiment, Figure, Measured, Paper, compare};
 
 use super::failure::Failure;
+use super::output::make_folder;
 
 /// What to do.
 #[derive(clap::Args)]
@@ -59,7 +59,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
                 let remedy = "Give one paper, or `quipu paper check PAPER...`.";
                 return Err(Failure::new("wrong arguments", why, remedy));
             }
-            prepare(options)?;
+            make_folder(options.out.as_deref())?;
             let (paper, result) = one(name, options)?;
             deliver(&[(paper, result)], options)
         }
@@ -223,15 +223,6 @@ fn deliver(results: &[(Paper, PaperResult)], options: &Options) -> Result<ExitCo
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Makes the folder of `--out` before anything is measured.
-fn prepare(options: &Options) -> Result<(), Failure> {
-    let Some(folder) = &options.out else { return Ok(()) };
-    fs::create_dir_all(folder).map_err(|error| {
-        let what = format!("cannot write the report into {}", folder.display());
-        Failure::new(what, error, "Give --out a folder that you may write to.")
-    })
-}
-
 /// Writes results into the folder that was asked for.
 fn save(results: &[(Paper, PaperResult)], options: &Options) -> Result<(), Failure> {
     if let Some(folder) = &options.out {
@@ -240,7 +231,7 @@ fn save(results: &[(Paper, PaperResult)], options: &Options) -> Result<(), Failu
                 Failure::new(
                     "cannot write the report",
                     format!("{error:#}"),
-                    "Give --out a folder that you may write to.",
+                    "give --out a folder that you may write to",
                 )
             })?;
             report_place(folder, paper, options.json);

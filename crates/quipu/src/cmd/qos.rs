@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use quipu_host::QosConfig;
 use quipu_host::nic::qos::{Config as Rules, LANES, LaneUse, Note, Service, parse_rate, show_rate};
-use quipu_host::qos::{PortView, ports, replace};
+use quipu_host::qos::{PortView, QosFileError, ports, replace};
 use serde_json::{Value, json};
 
 use super::failure::Failure;
@@ -66,10 +66,10 @@ impl QosOptions {
     }
 }
 
-fn wrong(why: String) -> Failure {
-    let remedy = match why.starts_with("cannot read ") {
-        true => "name a file that you can read",
-        false => "correct it; docs/qos.md has every key",
+fn wrong(why: QosFileError) -> Failure {
+    let remedy = match &why {
+        QosFileError::Unreadable { .. } => "name a file that you can read",
+        QosFileError::Wrong(_) => "correct it; docs/qos.md has every key",
     };
     Failure::new("cannot use this configuration of quality of service", why, remedy)
 }

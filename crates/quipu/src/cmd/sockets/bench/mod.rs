@@ -11,6 +11,7 @@ use self::hosts::Hosts;
 use self::programs::{Ground, Program, Running, Turn, find};
 use self::table::{By, Row, Table, Target, What};
 use super::super::failure::Failure;
+use super::super::output::make_folder;
 
 mod ends;
 mod hosts;
@@ -295,12 +296,7 @@ fn load() -> String {
 /// The library is missing, nothing could be measured, or a file cannot be written.
 pub(crate) fn rows(options: &quipu_bench::Options) -> Result<ExitCode, Failure> {
     let preload = super::preload()?.to_string_lossy().into_owned();
-    if let Some(out) = &options.out {
-        fs::create_dir_all(out).map_err(|error| {
-            let what = format!("cannot create {}", out.display());
-            Failure::new(what, error, "give --out a folder that you may write to")
-        })?;
-    }
+    make_folder(options.out.as_deref())?;
     let own = std::env::current_exe()?.to_string_lossy().into_owned();
     let pins = match *quipu_bench::processors()? {
         [first, second, ..] => Some([first, second]),
