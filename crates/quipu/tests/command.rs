@@ -168,10 +168,11 @@ fn a_signal_is_the_end_of_servers() {
             let mut tool = quipu(&server);
             let mut tool = tool.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
             let mut said = BufReader::new(tool.stdout.take().unwrap()).lines().map(Result::unwrap);
-            assert!(said.any(|line| line.contains("Ctrl-C")), "{server:?}");
-            assert!(status(Command::new("kill").args([signal, &tool.id().to_string()])).success());
+            let stands = said.any(|line| line.contains("Ctrl-C"));
+            let killed = status(Command::new("kill").args([signal, &tool.id().to_string()]));
             let ended = tool.wait_with_output().unwrap();
             let complaint = String::from_utf8_lossy(&ended.stderr);
+            assert!(stands && killed.success(), "{server:?} {signal}: {complaint}");
             assert_eq!((ended.status.code(), &*complaint), (Some(0), ""), "{server:?} {signal}");
         }
     }

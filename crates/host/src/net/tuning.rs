@@ -85,7 +85,7 @@ mod tests {
     fn congestion_control_that_the_kernel_lacks_is_refused_with_what_there_is() {
         assert!(Tuning::new(None).is_ok());
         let own = default_congestion().expect("/proc");
-        assert_eq!(Tuning::new(Some(&own)).unwrap().congestion, [own.clone()]);
+        assert_eq!(Tuning::new(Some(&own)).unwrap().congestion, std::slice::from_ref(&own));
         let refused = Tuning::new(Some("nope")).unwrap_err().to_string();
         assert!(refused.contains("QUIPU_CONGESTION=nope"), "{refused}");
         assert!(refused.contains(&available_congestion()), "{refused}");

@@ -183,15 +183,12 @@ fn over_an_xdp_socket() {
     over("over_an_xdp_socket", Link::Xdp, 1_500);
 }
 
-/// Receives what comes within a while; whether it was that.
-fn takes(socket: &UdpSocket, len: usize) -> bool {
+/// Receives what comes within a while: a datagram of this length.
+fn take_any(socket: &UdpSocket, len: usize, when: &str) {
     let mut room = vec![0; ROOM];
     match socket.recv(&mut room) {
-        Ok(came) => {
-            assert_eq!((came, first_wrong(true, 0, &room[..came])), (len, None));
-            true
-        }
-        Err(_) => false,
+        Ok(came) => assert_eq!((came, first_wrong(true, 0, &room[..came])), (len, None)),
+        Err(error) => panic!("{when}, {socket:?}: {error}"),
     }
 }
 
@@ -213,10 +210,10 @@ fn the_path_becomes_narrower() {
         let addresses = sockets.iter().map(|it| it.local_addr().unwrap()).collect();
         tell.send(addresses).unwrap();
         for socket in &sockets {
-            assert!(takes(socket, LEN), "the path is as wide as the link");
+            take_any(socket, LEN, "the path is as wide as the link");
             wait.recv().unwrap();
             for count in 0..4 {
-                assert!(takes(socket, LEN), "{count} and {socket:?}");
+                take_any(socket, LEN, &format!("datagram {count} of the narrow path"));
             }
             enough.send(()).unwrap();
         }

@@ -1,6 +1,6 @@
 //! The server of `quipu qpip pingpong`: everything goes back to where it came from.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener as SocketListener, TcpStream, UdpSocket};
 use std::process::ExitCode;
 use std::thread;
@@ -230,14 +230,23 @@ impl Server {
     }
 }
 
-/// The same with sockets of the kernel.
-fn sockets(port: u16) -> std::io::Result<ExitCode> {
+/// A socket of TCP and one of UDP at the same port.
+fn both_at(port: u16) -> io::Result<(UdpSocket, SocketListener)> {
     let udp = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| UdpSocket::bind(("0.0.0.0", port)))?;
-    // One port for both, whoever has chosen it.
     let port = udp.local_addr()?.port();
     let tcp = SocketListener::bind((Ipv6Addr::UNSPECIFIED, port))
         .or_else(|_| SocketListener::bind(("0.0.0.0", port)))?;
+    Ok((udp, tcp))
+}
+
+/// The same with sockets of the kernel.
+fn sockets(port: u16) -> io::Result<ExitCode> {
+    // A port that the kernel chooses for UDP may be another program's for TCP.
+    let tries = if port == 0 { 16 } else { 1 };
+    let (udp, tcp) =
+        (1..tries).find_map(|_| both_at(port).ok()).map_or_else(|| both_at(port), Ok)?;
+    let port = udp.local_addr()?.port();
     println!("returning everything sent to port {port}; Ctrl-C ends it");
     thread::spawn(move || {
         let mut buffer = vec![0; LEN];
@@ -260,7 +269,7 @@ fn sockets(port: u16) -> std::io::Result<ExitCode> {
     }
 }
 
-fn send_back(mut stream: TcpStream) -> std::io::Result<()> {
+fn send_back(mut stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = vec![0; LEN];
     loop {
