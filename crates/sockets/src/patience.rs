@@ -13,6 +13,11 @@
 
 /// Waits that are longer on average are left to the kernel.
 const WORTH_NS: u64 = 500_000;
+/// Where sleeping processors wake late, two ends that both sleep wait for each other's wake-ups only, and would
+/// for ever. So of waits that may be such, one of so many is looked for, as long as a look can be: what the other
+/// end gets sooner, it answers sooner.
+const MAYBE_WAKING_NS: u64 = 1_500_000;
+const TRIED: u32 = 32;
 /// Shortest and longest look.
 const SHORTEST_NS: u64 = 20_000;
 const LONGEST_NS: u64 = 1_000_000;
@@ -42,6 +47,8 @@ const MAX_AVOIDED_NS: u64 = 32_000_000;
 pub struct Patience {
     /// Length of a wait, on average.
     expected: u64,
+    /// Waits so far.
+    waits: u32,
     /// No look before this time.
     paused_until: u64,
     /// What looks have saved.
@@ -59,6 +66,7 @@ impl Default for Patience {
     fn default() -> Self {
         Self {
             expected: FIRST_NS,
+            waits: 0,
             paused_until: 0,
             saved_ns: 0,
             rests_until: 0,
@@ -72,14 +80,19 @@ impl Default for Patience {
 impl Patience {
     /// For how long to look this time; 0 for not at all.
     pub fn budget_ns(&self, now: u64) -> u64 {
-        if now < self.paused_until || self.expected > WORTH_NS {
+        if now < self.paused_until {
             return 0;
+        }
+        if self.expected > WORTH_NS {
+            let is_tried = self.waits % TRIED == 0 && self.expected <= MAYBE_WAKING_NS;
+            return if is_tried { LONGEST_NS } else { 0 };
         }
         (self.expected * 2).clamp(SHORTEST_NS, LONGEST_NS)
     }
 
     /// A wait is over, which took so long. Short ones are believed sooner than long ones.
     pub fn waited(&mut self, length: u64) {
+        self.waits = self.waits.wrapping_add(1);
         let length = length.min(MOST_NS);
         if length > self.expected {
             self.expected += (length - self.expected) / 8;
@@ -183,6 +196,46 @@ mod tests {
         assert!(patience.budget_ns(0) > 0, "one long wait among short ones");
         (0..20).for_each(|_| patience.waited(1000));
         assert_eq!(patience.budget_ns(0), SHORTEST_NS);
+    }
+
+    /// Two ends that send one message to and fro for a second. What a sleeping end gets, it gets `waking` later.
+    /// How many messages found the receiver looking.
+    fn ping_pong(ends: &mut [Patience; 2], waking: u64) -> usize {
+        let (mut now, mut found) = (1_000_000_000, 0);
+        let mut since = [now - 2 * waking; 2];
+        for round in 0.. {
+            if now >= 2_000_000_000 {
+                break;
+            }
+            let end = &mut ends[round % 2];
+            let begun = since[round % 2];
+            let budget = end.budget_ns(begun);
+            if now <= begun + budget {
+                end.waited(now - begun);
+                end.found_in_ring();
+                found += 1;
+            } else {
+                if budget > 0 {
+                    end.lost(begun + budget, budget);
+                }
+                now += waking;
+                end.waited(now - begun);
+            }
+            now += 1000;
+            since[round % 2] = now;
+        }
+        found
+    }
+
+    #[test]
+    fn ends_that_wait_for_each_others_late_wake_ups_find_to_the_ring() {
+        for waking in [40_000, 200_000, 300_000, 450_000] {
+            let mut ends = [Patience::default(); 2];
+            (0..20).for_each(|_| ends.iter_mut().for_each(|end| end.waited(2 * waking)));
+            ping_pong(&mut ends, waking);
+            let found = ping_pong(&mut ends, waking);
+            assert!(found > 900_000, "{found} messages where waking takes {waking} ns");
+        }
     }
 
     #[test]
