@@ -123,6 +123,7 @@ impl From<&OpenError> for Failure {
             | OpenError::KernelsAddress { .. }
             | OpenError::InterfacesAddress { .. }
             | OpenError::Faults(_)
+            | OpenError::Congestion { .. }
             | OpenError::Qos(_)
             | OpenError::FaultLog(_)
             | OpenError::StrictLog(_) => S::Invalid,

@@ -90,6 +90,7 @@ pub(crate) fn not_opened(error: &OpenError) -> Errno {
         | OpenError::KernelsAddress { .. }
         | OpenError::InterfacesAddress { .. }
         | OpenError::Faults(_)
+        | OpenError::Congestion { .. }
         | OpenError::Qos(_)
         | OpenError::FaultLog(_)
         | OpenError::StrictLog(_) => Errno::EINVAL,
