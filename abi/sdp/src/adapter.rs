@@ -28,6 +28,8 @@ static ADAPTER: AtomicPtr<Adapter> = AtomicPtr::new(ptr::null_mut());
 
 impl Adapter {
     fn open() -> Result<Self, Errno> {
+        // A program that knows nothing of them takes any low number for its own.
+        quipu_cabi::descriptors::hide();
         let config = Config::from_env().map_err(|error| complain(&error.into()))?;
         // The strict mode knows the limits of rdma_cm, not those of SDP.
         let config =

@@ -14,7 +14,7 @@ use crate::establish::{Held, all, find, hold, unpark};
 use crate::relay::{self, Relayed, relaying};
 use crate::socket::{Phase, Socket};
 use crate::table::{self, Entry};
-use crate::{both, helper, pass};
+use crate::{both, helper, pass, process};
 
 /// The longest question or answer.
 const LONGEST: usize = 256;
@@ -48,8 +48,6 @@ pub(crate) struct Fork {
     pub(crate) known: Vec<(RawFd, Entry)>,
     /// What becomes of its sockets in the child.
     pub(crate) lost: HashMap<RawFd, Arc<Lost>>,
-    /// The parent's and the child's end of the way by which the child asks.
-    control: Option<[RawFd; 2]>,
     /// Descriptors of this library that the child closes.
     own: Vec<RawFd>,
 }
@@ -77,7 +75,7 @@ pub(crate) fn before(may_lock: bool) -> Fork {
             control: None,
         };
         if may_lock {
-            lost.share(&socket, &mut fork.control);
+            lost.share(&socket);
             if lost.listens && shows {
                 // Children wait for connections at the descriptor.
                 let _ = socket.watch(*fd, false, false);
@@ -87,6 +85,7 @@ pub(crate) fn before(may_lock: bool) -> Fork {
     }
     if may_lock {
         fork.own.extend(relay::ends());
+        fork.own.extend(helper::asking().map(|[asked, _]| asked));
         for socket in all() {
             let state = socket.lock();
             fork.own.extend(state.ready.descriptors());
@@ -99,54 +98,49 @@ pub(crate) fn before(may_lock: bool) -> Fork {
 
 impl Lost {
     /// The child may use a socket as far as the parent can help.
-    fn share(&mut self, socket: &Socket, control: &mut Option<[RawFd; 2]>) {
+    fn share(&mut self, socket: &Socket) {
         let state = socket.lock();
         let is_whole = state.phase == Phase::Connected && !state.closed;
         self.listens = state.phase == Phase::Listening && !state.closed;
-        self.names = Relayed { local: state.local, peer: state.peer };
+        self.names = Relayed { by: 0, local: state.local, peer: state.peer };
         if !is_whole && !self.listens {
             return;
         }
-        if control.is_none() {
-            *control = pass::pair().ok().map(|pair| pair.map(IntoRawFd::into_raw_fd));
-        }
-        self.control = control.map(|[_, childs]| childs);
+        self.control = helper::asking().map(|[_, asks]| asks);
         socket.is_shared.fetch_or(is_whole && self.control.is_some(), Ordering::SeqCst);
     }
 
-    /// Asks the parent for something: what it says, and the descriptor that it gives. The answer comes at a
-    /// socket of its own, since other processes may ask at the same time.
-    ///
-    /// # Errors
-    ///
-    /// ENODEV if the parent is gone.
     fn ask(&self, what: u8, text: &str) -> Result<(u8, String, Option<OwnedFd>), Errno> {
-        let control = self.control.ok_or(Errno::ENODEV)?;
-        let [own, parents] = pass::pair()?;
-        let question = [&self.number.to_ne_bytes(), &[what][..], text.as_bytes()].concat();
-        pass::send(control, &question, Some(&parents), 0).map_err(|_| Errno::ENODEV)?;
-        drop(parents);
-        let mut room = [0; LONGEST];
-        let (len, given) = pass::receive(own.as_raw_fd(), &mut room, 0)?;
-        let (said, text) = room[..len].split_first().ok_or(Errno::ENODEV)?;
-        Ok((*said, String::from_utf8_lossy(text).into_owned(), given))
+        ask(self.control, self.number, what, text)
     }
 }
 
-/// In the parent: the helper hears of what the child asks.
-pub(crate) fn in_parent(fork: Fork) {
-    drop(fork.sockets);
-    let Some([own, childs]) = fork.control else { return };
-    crate::sys::close(childs);
-    if helper::serve_child(own).is_err() {
-        crate::sys::close(own);
-    }
+/// Asks the parent for something: what it says, and the descriptor that it gives. The answer comes at a socket
+/// of its own, since other processes may ask at the same time.
+///
+/// # Errors
+///
+/// ENODEV if the parent is gone.
+fn ask(
+    control: Option<RawFd>,
+    number: u64,
+    what: u8,
+    text: &str,
+) -> Result<(u8, String, Option<OwnedFd>), Errno> {
+    let control = control.ok_or(Errno::ENODEV)?;
+    let [own, parents] = pass::pair()?;
+    let question = [&number.to_ne_bytes(), &[what][..], text.as_bytes()].concat();
+    pass::send(control, &question, Some(&parents), 0).map_err(|_| Errno::ENODEV)?;
+    drop(parents);
+    let mut room = [0; LONGEST];
+    let (len, given) = pass::receive(own.as_raw_fd(), &mut room, 0)?;
+    let (said, text) = room[..len].split_first().ok_or(Errno::ENODEV)?;
+    Ok((*said, String::from_utf8_lossy(text).into_owned(), given))
 }
 
 /// In the child.
 pub(crate) fn in_child(fork: Fork) {
-    let parents = fork.control.map(|[parents, _]| parents);
-    fork.own.iter().copied().chain(parents).for_each(crate::sys::close);
+    fork.own.iter().copied().for_each(crate::sys::close);
     if let Some(sockets) = fork.sockets {
         sockets.forget();
     }
@@ -158,9 +152,7 @@ pub(crate) fn answer(control: RawFd) {
     let mut room = [0_u8; LONGEST];
     loop {
         match pass::receive(control, &mut room, libc::MSG_DONTWAIT) {
-            Err(Errno::EAGAIN) => return,
-            // The last process that may ask is gone.
-            Ok((0, _)) | Err(_) => return crate::sys::close(control),
+            Err(_) => return,
             Ok((len, Some(to))) => answer_one(&room[..len], &to),
             Ok((_, None)) => {}
         }
@@ -242,7 +234,7 @@ pub(crate) fn accept(lost: &Lost, from: Option<SocketAddr>) -> Result<Accepted, 
         (DONE, names, Some(given)) => {
             let mut names = names.split(' ').map(|name| name.parse().ok());
             let mut next = || names.next().flatten();
-            Ok(Accepted::Relayed(given, Relayed { local: next(), peer: next() }))
+            Ok(Accepted::Relayed(given, Relayed { by: 0, local: next(), peer: next() }))
         }
         (KERNEL, ..) => Ok(Accepted::Kernel),
         (GONE, ..) => Err(Errno::EINVAL),
@@ -292,7 +284,12 @@ pub(crate) fn claim(fd: RawFd, lost: &Lost) -> Result<(), Errno> {
 /// Relays the connection of a descriptor, which a call is about to use that this library does not serve.
 pub(crate) fn relay(fd: RawFd) {
     match table::get(fd) {
-        Some(Entry::Sdp(socket)) => drop(relay::relay_socket(&socket)),
+        Some(Entry::Sdp(socket)) if process::is_own() => drop(relay::relay_socket(&socket)),
+        // The threads that relay have to be those of the parent. It knows the socket by the same memory.
+        Some(Entry::Sdp(socket)) => {
+            let asks = helper::asking().map(|[_, asks]| asks);
+            drop(ask(asks, socket.number, RELAY, ""));
+        }
         Some(Entry::Lost(lost)) => drop(claim(fd, &lost)),
         _ => {}
     }

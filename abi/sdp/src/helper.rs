@@ -1,7 +1,7 @@
 //! The one thread of this library. It takes the events of connection management, and serves sockets on
 //! which the program waits by poll or epoll, or which it has closed, while no call of the program does.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use quipu_cabi::Errno;
 use crate::adapter::Adapter;
 use crate::establish;
 use crate::sys::{BlockedSignals, own_descriptor, system};
-use crate::{fork, real};
+use crate::{fork, pass, process, real};
 
 /// The name of connection management in the set; sockets have their numbers.
 const EVENTS: u64 = 0;
-/// Added to the descriptor at which children ask for connections.
+/// The name of where children ask for connections.
 const CHILDREN: u64 = 1 << 63;
 /// How often sockets are looked at, in ms, where all are attended; and where a call of the program was at
 /// one since the last time. A peer that takes an advertised buffer back waits for an answer, whatever the
@@ -28,6 +28,8 @@ struct Helper {
     set: OwnedFd,
     /// The process it is of: children of fork(2) have none.
     process: u32,
+    /// Where it hears what children ask, and where they ask.
+    asking: [RawFd; 2],
 }
 
 static HELPER: Mutex<Option<Helper>> = Mutex::new(None);
@@ -47,13 +49,16 @@ pub(crate) fn start(adapter: &'static Adapter) -> Result<(), Errno> {
     let set = own_descriptor(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
     let set_fd = set.as_raw_fd();
     add(set_fd, adapter.events_fd, EVENTS)?;
-    let run = move || run(adapter, set_fd);
+    // They are never closed: children of fork(2) may ask later.
+    let asking = pass::pair()?.map(IntoRawFd::into_raw_fd);
+    add(set_fd, asking[0], CHILDREN)?;
+    let run = move || run(adapter, set_fd, asking[0]);
     // It gets none of the program's signals.
     let signals = BlockedSignals::new();
     let started = thread::Builder::new().name("quipu-sdp".into()).spawn(run);
     drop(signals);
     started.map_err(|_| Errno::EAGAIN)?;
-    *helper = Some(Helper { set, process });
+    *helper = Some(Helper { set, process, asking });
     Ok(())
 }
 
@@ -76,9 +81,10 @@ pub(crate) fn serve(fd: RawFd, number: u64) -> Result<(), Errno> {
     }
 }
 
-/// Answers children that ask at a descriptor.
-pub(crate) fn serve_child(fd: RawFd) -> Result<(), Errno> {
-    serve(fd, CHILDREN | fd as u64)
+/// Where this process hears what children ask, and where they ask; also in a child of vfork(2).
+pub(crate) fn asking() -> Option<[RawFd; 2]> {
+    let own = |known: &&Helper| known.process == process::own();
+    helper().as_ref().filter(own).map(|known| known.asking)
 }
 
 /// Serves it no more.
@@ -90,7 +96,7 @@ pub(crate) fn leave(fd: RawFd) {
     }
 }
 
-fn run(adapter: &'static Adapter, set: RawFd) {
+fn run(adapter: &'static Adapter, set: RawFd, asked: RawFd) {
     let mut events = [epoll_event { events: 0, u64: 0 }; 64];
     let mut tick_ms = TICK_MS;
     let mut next = Instant::now();
@@ -104,7 +110,7 @@ fn run(adapter: &'static Adapter, set: RawFd) {
             let name = event.u64;
             match name {
                 EVENTS => any_event = true,
-                name if name & CHILDREN != 0 => fork::answer(name as RawFd),
+                CHILDREN => fork::answer(asked),
                 number => serve_socket(adapter, number),
             }
         }

@@ -19,6 +19,7 @@
 //! | `establish` | connecting, listening, ending |
 //! | `helper` | the thread that serves sockets while no call of the program does |
 //! | `relay`, `fork`, `pass` | connections that the kernel moves, and children of fork(2) |
+//! | `keeper`, `process` | what is left of a program that became another one; which process this is |
 //! | `ready` | the pair of UNIX sockets |
 //! | `capture` | messages for tshark |
 //! | `rules` | which sockets a rule carries over SDP |
@@ -33,9 +34,11 @@ mod entry;
 mod establish;
 mod fork;
 mod helper;
+mod keeper;
 mod link;
 mod options;
 mod pass;
+mod process;
 mod queue;
 mod ready;
 mod real;

@@ -6,7 +6,7 @@ use libc::{c_int, iovec, msghdr};
 use quipu_cabi::Errno;
 
 use crate::real;
-use crate::sys::system;
+use crate::sys::{own_descriptor, system};
 
 /// Room for the control message of one descriptor, aligned as the kernel wants it.
 type Control = [u64; 4];
@@ -17,8 +17,8 @@ pub(crate) fn pair() -> Result<[OwnedFd; 2], Errno> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: room for two descriptors.
     system(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) })?;
-    // SAFETY: the call has just made them, and nobody else has them.
-    Ok(pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
+    let [first, second] = pair.map(own_descriptor);
+    Ok([first?, second?])
 }
 
 fn message(piece: &mut iovec, control: &mut Control, control_len: usize) -> msghdr {

@@ -5,23 +5,32 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{
-    c_char, c_int, c_uint, c_ulong, c_void, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd,
-    sigset_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    FILE, c_char, c_int, c_uint, c_ulong, c_void, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t,
+    pid_t, pollfd, sigset_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 
-/// Defines the functions: each calls the next library's function of that name, which is looked up once.
+/// Arguments, or the environment, of a program.
+type List = *const *const c_char;
+
+/// Defines the functions: each calls the next library's function of that name, which is looked up once. Of
+/// those after `@`, which take lists of arguments, there are only the addresses.
 macro_rules! reals {
-    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)* $(@ $list:ident;)*) => {
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy)]
-        enum Index { $($name),* }
+        pub(crate) enum Index { $($name,)* $($list),* }
 
         const NAMES: &[&CStr] = &[$(
             match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => name,
                 Err(_) => panic!("a name has no zero inside"),
-            }
-        ),*];
+            },
+        )* $(
+            match CStr::from_bytes_with_nul(concat!(stringify!($list), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no zero inside"),
+            },
+        )*];
 
         static ADDRESSES: [AtomicPtr<c_void>; NAMES.len()] =
             [const { AtomicPtr::new(ptr::null_mut()) }; NAMES.len()];
@@ -106,13 +115,42 @@ reals! {
     recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, limit: *mut timespec)
         -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> isize;
+    fclose(stream: *mut FILE) -> c_int;
+    execve(path: *const c_char, args: List, env: List) -> c_int;
+    execv(path: *const c_char, args: List) -> c_int;
+    execvp(file: *const c_char, args: List) -> c_int;
+    execvpe(file: *const c_char, args: List, env: List) -> c_int;
+    fexecve(fd: c_int, args: List, env: List) -> c_int;
+    execveat(dir: c_int, path: *const c_char, args: List, env: List, flags: c_int) -> c_int;
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void,
+        attributes: *const c_void, args: *const *mut c_char, env: *const *mut c_char) -> c_int;
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void,
+        attributes: *const c_void, args: *const *mut c_char, env: *const *mut c_char) -> c_int;
+    posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
+    system(command: *const c_char) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> isize;
     _exit(status: c_int) -> c_int;
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t,
         start: extern "C-unwind" fn(*mut c_void) -> *mut c_void, argument: *mut c_void) -> c_int;
+    @dprintf;
+    @vdprintf;
+    @__dprintf_chk;
+    @__vdprintf_chk;
+    @execl;
+    @execlp;
+    @execle;
 }
 
+/// The address of a function.
+macro_rules! address_of {
+    ($name:ident) => {
+        $crate::real::address($crate::real::Index::$name as usize)
+    };
+}
+pub(crate) use address_of;
+
 #[inline]
-fn address(index: usize) -> *mut c_void {
+pub(crate) fn address(index: usize) -> *mut c_void {
     let known = ADDRESSES[index].load(Ordering::Relaxed);
     if known.is_null() { look_up(index) } else { known }
 }

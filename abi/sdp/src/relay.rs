@@ -21,7 +21,7 @@ use quipu_cabi::Errno;
 
 use crate::establish::{add_descriptor, remove_descriptor};
 use crate::real;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Direction, Phase, Socket};
 use crate::sys::{BlockedSignals, system};
 use crate::table::{self, Entry};
 
@@ -30,17 +30,31 @@ const PART: usize = 64 << 10;
 /// How long a thread that waits for the peer does not look whether the program has gone.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks whether calls that began before the relay are over.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What is left of a connection in the process that has its descriptor.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Relayed {
+    /// The process that relays it; 0: it is not this one.
+    pub(crate) by: u32,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
 }
 
 /// This library's ends of pairs that are relayed: a child closes its copies, or it would never see an end.
 static ENDS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+/// The process ends: each relay sends what the program has written, and then ends its stream.
+pub(crate) fn end_all() {
+    let ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    // What lies there is still read. The lock keeps the descriptors open.
+    ends.iter().for_each(|&end| shut(end, libc::SHUT_RD));
+}
+
+fn shut(fd: RawFd, how: c_int) {
+    // SAFETY: shutdown(2).
+    unsafe { real::shutdown(fd, how) };
+}
 
 /// A connection and this library's end of its pair.
 struct Relay {
@@ -65,13 +79,12 @@ pub(crate) fn ends() -> Vec<RawFd> {
 
 /// Relays a connection. Whether it is relayed now.
 pub(crate) fn relay_socket(socket: &Arc<Socket>) -> bool {
-    let is_relayed = || socket.is_relayed.load(Ordering::SeqCst);
-    if is_relayed() {
+    if socket.is_relayed() {
         return true;
     }
     let _relaying = relaying();
     // A thread that closes the last descriptor may have begun meanwhile.
-    if is_relayed() {
+    if socket.is_relayed() {
         return true;
     }
     let is_same = |entry: &Entry| matches!(entry, Entry::Sdp(it) if it.number == socket.number);
@@ -107,14 +120,16 @@ pub(crate) fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result
     }
     state.options.receive_timeout = Some(PATIENCE);
     state.options.send_timeout = None;
-    let relayed = Arc::new(Relayed { local: state.local, peer: state.peer });
+    let by = std::process::id();
+    let relayed = Arc::new(Relayed { by, local: state.local, peer: state.peer });
     drop(state);
     if has_shut {
-        // SAFETY: shutdown(2).
-        unsafe { real::shutdown(first, libc::SHUT_WR) };
+        shut(first, libc::SHUT_WR);
     }
     socket.nonblocking.store(false, Ordering::Relaxed);
     socket.is_relayed.store(true, Ordering::SeqCst);
+    // Calls that wait go to the kernel.
+    socket.changed.notify_all();
     // The relay holds the connection when the program's descriptors stand for something else.
     add_descriptor(socket);
     for &fd in fds {
@@ -154,25 +169,23 @@ fn piece(memory: &mut [u8]) -> [iovec; 1] {
 }
 
 impl Relay {
-    /// Waits until calls are over that began before: what they take comes before what is relayed.
-    fn wait_for_calls(&self) {
-        while self.socket.calls.load(Ordering::SeqCst) > 0 && !self.is_over.load(Ordering::Acquire)
-        {
+    /// Waits until calls are over that began before: what they move comes before what is relayed.
+    fn wait_for_calls(&self, direction: Direction) {
+        while self.socket.has_calls(direction) && !self.is_over.load(Ordering::Acquire) {
             thread::sleep(LOOK);
         }
     }
 
     fn shut(&self, how: c_int) {
-        // SAFETY: shutdown(2).
-        unsafe { real::shutdown(self.end.as_raw_fd(), how) };
+        shut(self.end.as_raw_fd(), how);
     }
 
     /// Copies what the peer sends.
     fn receive(&self) {
-        self.wait_for_calls();
+        self.wait_for_calls(Direction::In);
         let mut memory = vec![0; PART];
         while !self.is_over.load(Ordering::Acquire) {
-            match self.socket.receive(&piece(&mut memory), 0) {
+            match self.socket.receive_while(&piece(&mut memory), 0, || true) {
                 Ok(0) => return self.shut(libc::SHUT_WR),
                 Ok(count) if !self.pass_on(&memory[..count]) => return,
                 Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => {}
@@ -198,7 +211,7 @@ impl Relay {
 
     /// Copies what the program and its children send, and ends the connection when they have closed it.
     fn send(&self) {
-        self.wait_for_calls();
+        self.wait_for_calls(Direction::Out);
         let mut memory = vec![0; PART];
         loop {
             let (fd, at) = (self.end.as_raw_fd(), memory.as_mut_ptr().cast());
@@ -220,7 +233,7 @@ impl Relay {
 
     fn send_all(&self, mut bytes: &mut [u8]) -> bool {
         while !bytes.is_empty() {
-            match self.socket.send(&piece(bytes), libc::MSG_NOSIGNAL) {
+            match self.socket.send_now(&piece(bytes), libc::MSG_NOSIGNAL) {
                 Ok(count) => bytes = &mut bytes[count..],
                 Err(Errno::EAGAIN | Errno::EINTR) => {}
                 Err(_) => return false,

@@ -87,8 +87,8 @@ pub(crate) struct Socket {
     pub(crate) nonblocking: AtomicBool,
     /// Descriptors of the program.
     pub(crate) descriptors: AtomicU32,
-    /// Calls of the program that move octets, now.
-    pub(crate) calls: AtomicU32,
+    /// Calls of the program that move octets in each [`Direction`], now.
+    calls: [AtomicU32; 2],
     /// SIGURG has had an owner.
     has_owner: AtomicBool,
     /// A child of fork(2) may have a descriptor.
@@ -119,12 +119,22 @@ impl DerefMut for Locked<'_> {
     }
 }
 
+/// Where octets go.
+#[derive(Clone, Copy)]
+pub(crate) enum Direction {
+    In,
+    Out,
+}
+
+/// What a call ends with that the kernel is to do, because the socket is relayed. It is no error of the system.
+pub(crate) const KERNELS: Errno = Errno(-1);
+
 /// A call of the program that moves octets, while it lasts.
-pub(crate) struct Call<'a>(&'a Socket);
+pub(crate) struct Call<'a>(&'a AtomicU32);
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.0.calls.fetch_sub(1, Ordering::SeqCst);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -165,7 +175,7 @@ impl Socket {
             changed: Condvar::new(),
             nonblocking: AtomicBool::new(flags & libc::SOCK_NONBLOCK != 0),
             descriptors: AtomicU32::new(0),
-            calls: AtomicU32::new(0),
+            calls: [const { AtomicU32::new(0) }; 2],
             has_owner: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             is_relayed: AtomicBool::new(false),
@@ -173,11 +183,26 @@ impl Socket {
         Ok((Arc::new(socket), fd))
     }
 
-    /// A call of the program begins; none if the kernel is to do it.
-    pub(crate) fn call(&self) -> Option<Call<'_>> {
-        self.calls.fetch_add(1, Ordering::SeqCst);
-        let call = Call(self);
-        (!self.is_relayed.load(Ordering::SeqCst)).then_some(call)
+    /// A call of the program begins.
+    ///
+    /// # Errors
+    ///
+    /// [`KERNELS`].
+    pub(crate) fn call(&self, direction: Direction) -> Result<Call<'_>, Errno> {
+        let calls = &self.calls[direction as usize];
+        calls.fetch_add(1, Ordering::SeqCst);
+        let call = Call(calls);
+        if self.is_relayed() { Err(KERNELS) } else { Ok(call) }
+    }
+
+    /// Whether calls of the program move octets, which began before the relay.
+    pub(crate) fn has_calls(&self, direction: Direction) -> bool {
+        self.calls[direction as usize].load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether kernel calls move octets: those of the relay are the only ones here.
+    pub(crate) fn is_relayed(&self) -> bool {
+        self.is_relayed.load(Ordering::SeqCst)
     }
 
     pub(crate) fn lock(&self) -> Locked<'_> {

@@ -7,7 +7,7 @@ use libc::{c_int, iovec};
 use quipu_cabi::Errno;
 use quipu_sdp::{Readable, Way};
 
-use crate::socket::{Socket, State};
+use crate::socket::{Direction, KERNELS, Socket, State};
 use crate::wait::Step;
 
 /// Most bytes that one advertised buffer has.
@@ -131,8 +131,18 @@ impl State {
 }
 
 impl Socket {
-    /// As send(2), of a list of buffers.
+    /// As send(2), of a list of buffers, for the program.
+    ///
+    /// # Errors
+    ///
+    /// [`KERNELS`], in addition to those of send(2).
     pub(crate) fn send(&self, list: &[iovec], flags: c_int) -> Result<usize, Errno> {
+        let _call = self.call(Direction::Out)?;
+        self.send_now(list, flags)
+    }
+
+    /// As send(2), also where the socket is relayed.
+    pub(crate) fn send_now(&self, list: &[iovec], flags: c_int) -> Result<usize, Errno> {
         let patient = self.is_patient(flags);
         let urgent = flags & libc::MSG_OOB != 0;
         let (threshold, limit) = {
@@ -146,8 +156,10 @@ impl Socket {
         if sending.advertised.is_some() {
             // The program may use its buffer again only when the peer reads no more of it.
             self.take_back(&mut sending);
-            if result == Err(Errno::EAGAIN) && place(list, sending.done).is_none() {
-                result = Ok(());
+            if result == Err(Errno::EAGAIN) {
+                // As far as there are buffers, they take the rest: where those are full, the next call says so.
+                sending.threshold = 0;
+                result = self.wait(false, None, |state| sending.step(state));
             }
         }
         match result {
@@ -185,8 +197,23 @@ impl Socket {
         sending.done += taken;
     }
 
-    /// As recv(2), into a list of buffers.
+    /// As recv(2), into a list of buffers, for the program.
+    ///
+    /// # Errors
+    ///
+    /// [`KERNELS`], in addition to those of recv(2).
     pub(crate) fn receive(&self, list: &[iovec], flags: c_int) -> Result<usize, Errno> {
+        let _call = self.call(Direction::In)?;
+        self.receive_while(list, flags, || !self.is_relayed())
+    }
+
+    /// The same as long as something holds; then it ends with [`KERNELS`], unless it has octets.
+    pub(crate) fn receive_while(
+        &self,
+        list: &[iovec],
+        flags: c_int,
+        holds: impl Fn() -> bool,
+    ) -> Result<usize, Errno> {
         if flags & libc::MSG_OOB != 0 {
             return self.receive_urgent(list, flags);
         }
@@ -202,6 +229,9 @@ impl Socket {
         let result = self.wait(self.is_patient(flags), limit, |state| {
             if peek {
                 done = 0;
+            }
+            if done == 0 && !is_reading && !holds() {
+                return Some(Err(KERNELS));
             }
             step(state, list, &mut done, &mut is_reading, (least, peek))
         });
@@ -308,7 +338,7 @@ fn step(
                 *is_reading = false;
                 continue;
             }
-            if *done == 0 {
+            if *done < least {
                 link.connection.refuse_sink();
                 link.flush();
             }

@@ -48,10 +48,14 @@ fn captured(begin: &str) -> u64 {
     bytes
 }
 
+fn server() -> Option<&'static Path> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PROGRAM.get_or_init(|| compiled("serve")).as_deref()
+}
+
 /// Runs the server and its clients, in a way of serving, with rules.
 fn serve(way: &str, rules: &str) {
-    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let Some(program) = PROGRAM.get_or_init(|| compiled("serve")) else { return };
+    let Some(program) = server() else { return };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let name = format!("serve-{way}-{}", std::process::id());
     let conf = folder.join(format!("{name}.conf"));
@@ -159,8 +163,61 @@ fn children_accept_connections_of_their_parent() {
 
 #[test]
 fn the_c_library_and_the_kernel_move_octets_by_themselves() {
-    for way in ["stdio", "many", "splice"] {
+    for way in ["stdio", "many", "splice", "dprintf"] {
         serve(way, ALL);
+    }
+}
+
+#[test]
+fn stdio_uses_a_connection_that_is_a_standard_descriptor() {
+    for way in ["dup2", "dup3", "dup", "dupfd", "exit"] {
+        serve(way, ALL);
+    }
+}
+
+/// A child of vfork has its parent's memory, and posix_spawn makes its calls inside of the C library.
+#[test]
+fn programs_get_connections_that_were_not_used_before() {
+    for way in ["vfork", "vinherit", "inherit", "spawn", "system", "popen"] {
+        serve(way, ALL);
+    }
+}
+
+#[test]
+fn a_program_takes_the_place_of_the_one_that_has_the_connection() {
+    serve("exec", ALL);
+}
+
+#[test]
+fn a_relay_begins_while_a_thread_waits() {
+    let Some(program) = server() else { return };
+    let output = Command::new(program)
+        .args(["thread", &port().to_string()])
+        .env("LD_PRELOAD", library())
+        .env("SIMPLE_LIBSDP", "1")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{errors}");
+}
+
+#[test]
+fn a_send_without_a_reader_ends_after_its_time_and_loses_nothing() {
+    let Some(program) = compiled("timeout") else { return };
+    for threshold in ["1", "0", ""] {
+        let mut command = Command::new(&program);
+        command.arg(port().to_string()).env("LD_PRELOAD", library());
+        if !threshold.is_empty() {
+            // Always without a copy, or never.
+            command.env("QUIPU_SDP_ZCOPY", threshold);
+        }
+        let output = command.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(errors, "", "{threshold}");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let count = |what| said.lines().find_map(|line| line.strip_prefix(what));
+        let (sent, received) = (count("sent "), count("received "));
+        assert!(sent.is_some() && sent == received, "{threshold}: {said}");
     }
 }
 

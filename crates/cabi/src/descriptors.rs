@@ -9,7 +9,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use libc::{RLIMIT_NOFILE, c_int, rlim_t, rlimit};
 
@@ -22,6 +22,19 @@ const LOWEST: c_int = 3;
 
 /// How often a step is repeated that failed because another thread restored the limit meanwhile.
 const ATTEMPTS: usize = 4;
+
+/// The program waits at no descriptor of ours.
+static HIDDEN: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`above_standard`] is [`move_up`], for a library that shows the program none of its descriptors.
+pub fn hide() {
+    HIDDEN.store(true, Ordering::Relaxed);
+}
+
+/// Whether [`hide`] was called.
+pub fn are_hidden() -> bool {
+    HIDDEN.load(Ordering::Relaxed)
+}
 
 /// The soft limit that is to be restored while [`with_raised_limit`] runs; 0 at other times.
 static RAISED_FROM: AtomicU64 = AtomicU64::new(0);
@@ -55,7 +68,7 @@ pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
             return Ok(moved);
         }
     }
-    above_standard(fd)
+    stay_above_standard(fd)
 }
 
 /// As [`move_up`], of a file. Its locks stay.
@@ -74,6 +87,13 @@ pub fn move_file_up(file: File) -> io::Result<File> {
 ///
 /// There is no other number (EMFILE).
 pub fn above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
+    if are_hidden() {
+        return move_up(fd);
+    }
+    stay_above_standard(fd)
+}
+
+fn stay_above_standard(fd: OwnedFd) -> io::Result<OwnedFd> {
     if fd.as_raw_fd() >= LOWEST { Ok(fd) } else { duplicate(&fd, LOWEST) }
 }
 

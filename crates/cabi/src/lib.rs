@@ -10,6 +10,7 @@
 //!   part catches pointers that are stale, or were never ours, before anything is done with them.
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.
+//! * [`jump_after!`] defines a function in front of another one that takes a list of arguments.
 //! * [`list`] is an array of the program, wherever it lies.
 //! * [`descriptors`] keeps the descriptors of the libraries out of the program's way.
 //! * [`interrupted_call_goes_on`] says what a signal means to a call that waits.
@@ -24,6 +25,7 @@ pub mod descriptors;
 mod entry;
 mod errno;
 mod handle;
+mod jump;
 mod library;
 mod list;
 mod lock;

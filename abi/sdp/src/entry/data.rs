@@ -4,7 +4,7 @@ use libc::{c_int, c_void, iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use quipu_cabi::{Errno, MinusOne};
 
 use super::process::serve;
-use crate::socket::Socket;
+use crate::socket::{KERNELS, Socket};
 use crate::table::{self, Entry};
 use crate::transfer::pieces;
 use crate::{fork, real};
@@ -27,8 +27,15 @@ fn of_sdp(
 ) -> Option<ssize_t> {
     match table::get(fd)? {
         Entry::Sdp(socket) => {
-            let _call = socket.call()?;
-            Some(serve::<Wide>(name, || call(&socket).map(|count| count as isize)))
+            let mut is_kernels = false;
+            let result = serve::<Wide>(name, || match call(&socket) {
+                Err(KERNELS) => {
+                    is_kernels = true;
+                    Ok(0)
+                }
+                done => done.map(|count| count as isize),
+            });
+            (!is_kernels).then_some(result)
         }
         Entry::Lost(lost) => match fork::claim(fd, &lost) {
             Ok(()) => None,

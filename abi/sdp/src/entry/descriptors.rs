@@ -3,12 +3,13 @@
 use std::os::fd::RawFd;
 
 use libc::{c_int, c_uint, c_ulong};
+use quipu_cabi::descriptors::{FLOOR, limit};
 use quipu_cabi::{IntMinusOne, Void};
 
-use super::many::claim;
+use super::files::{claim, hand_over};
 use super::process::serve;
 use super::sockets::note_nonblocking;
-use crate::{real, table};
+use crate::{process, real, table};
 
 const CLOSE_RANGE_CLOEXEC: c_int = 4;
 /// `SIOCATMARK`: whether the next byte is the one after the urgent mark.
@@ -41,7 +42,7 @@ fn note_owner(fd: RawFd) {
 
 /// A descriptor is about to be closed.
 fn forget(fd: RawFd) {
-    if table::get(fd).is_some() {
+    if table::get(fd).is_some() && process::is_own() {
         serve::<Void>("close", || {
             table::forget(fd);
             Ok(())
@@ -70,12 +71,48 @@ unsafe extern "C-unwind" fn closefrom(first: c_int) {
     unsafe { real::close_range(first, c_uint::MAX, 0) };
 }
 
+/// Closes all descriptors that are the program's: those of this library have numbers that it cannot have.
+pub(super) fn close_all() {
+    let soft = limit().map_or(FLOOR, |limit| RawFd::try_from(limit.rlim_cur).unwrap_or(FLOOR));
+    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let open = open.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
+    let all: Vec<RawFd> = open.collect();
+    for fd in all {
+        if fd < FLOOR.min(soft) {
+            forget(fd);
+            crate::sys::close(fd);
+        }
+    }
+}
+
+/// A descriptor is about to be duplicated. A child of vfork(2), whose memory is its parent's, does that for
+/// the program that it becomes.
+fn claim_copied(fd: RawFd) {
+    if table::get(fd).is_some() {
+        if process::is_own() { claim(fd) } else { hand_over(fd) }
+    }
+}
+
+/// A descriptor was duplicated.
+fn duplicated(fd: RawFd, copy: RawFd) {
+    if copy >= 0 && table::get(fd).is_some() && process::is_own() {
+        serve::<Void>("dup", || {
+            table::duplicated(fd, copy);
+            Ok(())
+        });
+        if copy <= libc::STDERR_FILENO {
+            // stdio uses it without a call of this library.
+            hand_over(copy);
+        }
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    claim(fd);
+    claim_copied(fd);
     // SAFETY: as the program called this.
     let copy = unsafe { real::dup(fd) };
-    table::duplicated(fd, copy);
+    duplicated(fd, copy);
     copy
 }
 
@@ -92,11 +129,11 @@ macro_rules! dup2_like {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fd: c_int, to: c_int) -> c_int {
-            claim(fd);
+            claim_copied(fd);
             replace(fd, to);
             // SAFETY: as the program called this.
             let copy = unsafe { real::dup2(fd, to) };
-            table::duplicated(fd, copy);
+            duplicated(fd, copy);
             copy
         }
     )*};
@@ -105,11 +142,11 @@ dup2_like! { dup2 __dup2 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    claim(fd);
+    claim_copied(fd);
     replace(fd, to);
     // SAFETY: as the program called this.
     let copy = unsafe { real::dup3(fd, to, flags) };
-    table::duplicated(fd, copy);
+    duplicated(fd, copy);
     copy
 }
 
@@ -119,12 +156,12 @@ macro_rules! fcntl_like {
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
             if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
-                claim(fd);
+                claim_copied(fd);
             }
             // SAFETY: as the program called this.
             let result = unsafe { real::$real(fd, command, argument) };
             match command {
-                libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => table::duplicated(fd, result),
+                libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
                 libc::F_SETOWN | SET_OWNER_EX if result >= 0 => note_owner(fd),
                 libc::F_SETFL if result >= 0 => {
                     note_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0);

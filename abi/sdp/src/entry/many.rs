@@ -1,12 +1,10 @@
-//! Calls that move several messages, and calls that the C library or the kernel moves octets by.
+//! Calls that move several messages.
 
-use libc::{c_char, c_int, c_uint, mmsghdr, ssize_t, timespec};
+use libc::{c_int, c_uint, mmsghdr, ssize_t, timespec};
 
 use super::data::{recvmsg, sendmsg};
-use super::process::serve;
-use crate::table::{self, Entry};
-use crate::{fork, real};
-use quipu_cabi::Void;
+use super::files::claim;
+use crate::{real, table};
 
 /// Calls `one` for each message until one fails; how many did not, or -1 if the first did.
 ///
@@ -69,44 +67,4 @@ unsafe extern "C-unwind" fn recvmmsg(
     };
     // SAFETY: the program passes a list of that length.
     unsafe { each(list, count, one) }
-}
-
-/// The kernel, or the C library, is about to move octets of a descriptor by itself.
-pub(super) fn hand_over(fd: c_int) {
-    if matches!(table::get(fd), Some(Entry::Sdp(_) | Entry::Lost(_))) {
-        serve::<Void>("relay", || {
-            fork::relay(fd);
-            Ok(())
-        });
-    }
-}
-
-/// A child is about to use a descriptor of its parent's.
-pub(super) fn claim(fd: c_int) {
-    if matches!(table::get(fd), Some(Entry::Lost(_))) {
-        hand_over(fd);
-    }
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn splice(
-    from: c_int,
-    from_at: *mut i64,
-    to: c_int,
-    to_at: *mut i64,
-    len: usize,
-    flags: c_uint,
-) -> ssize_t {
-    hand_over(from);
-    hand_over(to);
-    // SAFETY: as the program called this.
-    unsafe { real::splice(from, from_at, to, to_at, len, flags) }
-}
-
-/// The result is a pointer.
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> isize {
-    hand_over(fd);
-    // SAFETY: as the program called this.
-    unsafe { real::fdopen(fd, mode) }
 }

@@ -3,7 +3,9 @@
 
 mod data;
 mod descriptors;
+mod files;
 mod many;
 mod process;
+mod programs;
 mod sockets;
 mod waiting;

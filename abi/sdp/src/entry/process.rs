@@ -1,20 +1,19 @@
 //! The beginning, the children and the end of the process.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void};
 use quipu_cabi::{CReturn, Errno, Void, outer_wall};
 
 use crate::fork::{self, Fork};
-use crate::{adapter, establish, real};
+use crate::link::Link;
+use crate::{adapter, establish, process, real, relay};
 
+/// Between two looks whether they have it.
+const LOOK: Duration = Duration::from_micros(200);
 /// How long the end of the process waits until its peers have what it sent.
 const MOST_FLUSH: Duration = Duration::from_secs(2);
-
-/// The process whose sockets these are.
-static OWN: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     /// How deep this thread is in this library: what it does there is not the program's.
@@ -65,6 +64,7 @@ unsafe extern "C" fn pthread_create(
     argument: *mut c_void,
 ) -> c_int {
     if !is_inside() {
+        process::note_thread();
         // SAFETY: as the caller called this.
         return unsafe { real::pthread_create(thread, attributes, start, argument) };
     }
@@ -91,7 +91,7 @@ static INITIALIZE: extern "C" fn() = initialize;
 
 extern "C" fn initialize() {
     real::look_up_all();
-    OWN.store(std::process::id(), Ordering::Relaxed);
+    process::begin();
     // SAFETY: functions of this library, which is never unloaded (it is preloaded).
     unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }
@@ -110,25 +110,33 @@ fn take_fork() -> Fork {
 
 extern "C" fn in_parent() {
     serve::<Void>("fork", || {
-        fork::in_parent(take_fork());
+        drop(take_fork());
         Ok(())
     });
 }
 
 extern "C" fn in_child() {
-    OWN.store(std::process::id(), Ordering::Relaxed);
+    process::begin();
     adapter::forget();
     fork::in_child(take_fork());
 }
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
-static ENDS: extern "C" fn() = ends;
+static ENDS: extern "C" fn() = at_end;
+
+/// The program ends in order. The C library writes what stdio has later, when no thread copies it any more.
+extern "C" fn at_end() {
+    if process::is_own() {
+        super::files::flush_stdio();
+    }
+    ends();
+}
 
 /// The process ends: what it has sent arrives, and its streams end in order.
-extern "C" fn ends() {
+pub(super) fn ends() {
     serve::<Void>("exit", || {
-        if OWN.load(Ordering::Relaxed) == std::process::id() {
+        if process::is_own() {
             flush();
         }
         Ok(())
@@ -138,9 +146,13 @@ extern "C" fn ends() {
 fn flush() {
     let Some(adapter) = adapter::known() else { return };
     let sockets = establish::all();
+    relay::end_all();
     for socket in &sockets {
         let mut state = socket.lock();
-        if let Some(link) = &mut state.link {
+        // Where a relay copies, it ends the stream after that.
+        if !socket.is_relayed()
+            && let Some(link) = &mut state.link
+        {
             link.connection.shut_write();
         }
         socket.settle(&mut state);
@@ -150,11 +162,13 @@ fn flush() {
         while Instant::now() < deadline {
             let mut state = socket.lock();
             socket.settle(&mut state);
-            if state.link.as_ref().is_none_or(|link| link.is_idle()) {
+            let is_over =
+                |link: &Link| link.broken || link.is_idle() && link.connection.has_shut_write();
+            if state.link.as_ref().is_none_or(is_over) {
                 break;
             }
             drop(state);
-            std::thread::yield_now();
+            std::thread::sleep(LOOK);
         }
     }
     adapter.engine.shutdown_flush();

@@ -9,7 +9,7 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use quipu_cabi::{Errno, IntMinusOne};
 use quipu_sdp::rules::{Role, Transport};
 
-use super::many::claim;
+use super::files::claim;
 use super::process::{is_inside, serve};
 use crate::both;
 use crate::establish::unpark;

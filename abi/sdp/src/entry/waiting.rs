@@ -8,7 +8,7 @@ use std::sync::Arc;
 use libc::{c_int, c_short, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use quipu_cabi::{Errno, Void};
 
-use super::many::claim;
+use super::files::claim;
 use super::process::serve;
 use crate::real;
 use crate::socket::Socket;

@@ -6,7 +6,9 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +91,121 @@ static void serve_splice(int fd)
     CHECK(len == 0);
 }
 
+/* dprintf has no way to say a zero but %c. */
+static void serve_dprintf(int fd)
+{
+    char buffer[7000];
+    ssize_t len;
+    while ((len = read(fd, buffer, sizeof buffer)) > 0)
+        for (ssize_t sent = 0; sent < len;) {
+            int text = strnlen(buffer + sent, len - sent);
+            CHECK(text > 0 ? dprintf(fd, "%.*s", text, buffer + sent) == text
+                           : dprintf(fd, "%c", 0) == 1);
+            sent += text > 0 ? text : 1;
+        }
+    CHECK(len == 0);
+}
+
+static int copy_to(int fd, int to)
+{
+    if (is("dup2"))
+        return dup2(fd, to);
+    if (is("dup3"))
+        return dup3(fd, to, 0);
+    CHECK(close(to) == 0);
+    return is("dup") ? dup(fd) : fcntl(fd, F_DUPFD, to);
+}
+
+/* Descriptors 0 and 1 are the connection for a while, of which a part was read and sent before. */
+static void serve_standard(int fd)
+{
+    char first[1000];
+    int in = fcntl(0, F_DUPFD, 10), out = fcntl(1, F_DUPFD, 10), c;
+    CHECK(in >= 0 && out >= 0 && recv(fd, first, sizeof first, MSG_WAITALL) == sizeof first);
+    CHECK(write(fd, first, sizeof first) == sizeof first);
+    usleep(100000);
+    CHECK(copy_to(fd, 0) == 0 && copy_to(fd, 1) == 1);
+    while ((c = getchar()) != EOF)
+        CHECK(putchar(c) != EOF);
+    CHECK(fflush(stdout) == 0);
+    clearerr(stdin);
+    CHECK(dup2(in, 0) == 0 && dup2(out, 1) == 1 && close(in) == 0 && close(out) == 0);
+}
+
+/* Another program is the server, which gets the connection in some way. */
+static void serve_by_program(int fd)
+{
+    extern char **environ;
+    char *args[] = {"cat", NULL};
+    const char *command = "exec cat <&9 >&9";
+    posix_spawn_file_actions_t actions;
+    pid_t child = 0;
+    int status = 0;
+    /* Shells know descriptors of one digit. */
+    CHECK(fcntl(fd, F_SETFD, FD_CLOEXEC) == 0);
+    if (!is("vfork") && !is("spawn"))
+        CHECK(dup2(fd, 9) == 9);
+    if (is("vfork")) {
+        if ((child = vfork()) == 0) {
+            if (dup2(fd, 0) == 0 && dup2(fd, 1) == 1) {
+                /* As subprocess of Python does. */
+                close_range(3, ~0U, 0);
+                execvp("cat", args);
+            }
+            _exit(1);
+        }
+    } else if (is("vinherit")) {
+        if ((child = vfork()) == 0) {
+            execl("/bin/sh", "sh", "-c", command, (char *)0);
+            _exit(1);
+        }
+    } else if (is("inherit")) {
+        if ((child = fork()) == 0) {
+            execl("/bin/sh", "sh", "-c", command, (char *)0);
+            _exit(1);
+        }
+    } else if (is("spawn")) {
+        CHECK(posix_spawn_file_actions_init(&actions) == 0);
+        CHECK(posix_spawn_file_actions_adddup2(&actions, fd, 0) == 0);
+        CHECK(posix_spawn_file_actions_adddup2(&actions, fd, 1) == 0);
+        CHECK(posix_spawnp(&child, "cat", &actions, NULL, args, environ) == 0);
+        posix_spawn_file_actions_destroy(&actions);
+    } else if (is("system")) {
+        CHECK(system(command) == 0);
+    } else {
+        FILE *said = popen(command, "r");
+        CHECK(said && getc(said) == EOF && pclose(said) == 0);
+    }
+    CHECK(child >= 0 && (child == 0 || (waitpid(child, &status, 0) == child && status == 0)));
+    if (!is("vfork") && !is("spawn"))
+        CHECK(close(9) == 0);
+}
+
+static int waits_in_thread;
+
+static void *receive_in_thread(void *got)
+{
+    char byte;
+    CHECK(recv(waits_in_thread, &byte, 1, 0) == 1);
+    *(char *)got = byte;
+    return NULL;
+}
+
+/* A thread waits for the answer to what dprintf sends. The client sends back what it gets. */
+static void serve_thread(int fd)
+{
+    pthread_t thread;
+    char got = 0, answer[7];
+    waits_in_thread = fd;
+    CHECK(recv(fd, answer, 1, 0) == 1);
+    CHECK(pthread_create(&thread, NULL, receive_in_thread, &got) == 0);
+    usleep(100000);
+    CHECK(dprintf(fd, "question") == 8);
+    CHECK(pthread_join(thread, NULL) == 0 && got == 'q');
+    CHECK(recv(fd, answer, 7, MSG_WAITALL) == 7 && memcmp(answer, "uestion", 7) == 0);
+    CHECK(recv(fd, answer, 1, 0) == 0);
+}
+
 static void serve(int fd)
 {
     struct sockaddr_in peer;
@@ -101,6 +218,14 @@ static void serve(int fd)
         serve_many(fd);
     else if (is("splice"))
         serve_splice(fd);
+    else if (is("dprintf"))
+        serve_dprintf(fd);
+    else if (is("dup2") || is("dup3") || is("dup") || is("dupfd"))
+        serve_standard(fd);
+    else if (is("vfork") || is("vinherit") || is("inherit") || is("spawn") || is("system") || is("popen"))
+        serve_by_program(fd);
+    else if (is("thread"))
+        serve_thread(fd);
     else
         serve_plain(fd);
 }
@@ -160,6 +285,47 @@ static void server(int listener)
         ;
 }
 
+/* Processes that have the listening socket themselves, and become another program with the connection, or end
+ * with octets in the buffer of stdio. */
+static void server_that_ends(struct sockaddr_in at, int ready)
+{
+    for (int i = 0; i < CLIENTS; i++) {
+        int status, one = 1, c;
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child > 0) {
+            CHECK(waitpid(child, &status, 0) == child);
+            /* The status is that of the program. */
+            CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+            continue;
+        }
+        int listener = socket(AF_INET, SOCK_STREAM, 0);
+        CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
+        CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 5) == 0);
+        CHECK(write(ready, "", 1) == 1);
+        int fd = accept(listener, NULL, NULL);
+        CHECK(fd >= 0 && close(listener) == 0 && dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
+        CHECK(close(fd) == 0);
+        if (is("exec")) {
+            CHECK(execl("/nowhere", "nothing", (char *)0) < 0 && errno == ENOENT);
+            execl("/bin/sh", "sh", "-c", "cat; exit 3", (char *)0);
+        }
+        while ((c = getchar()) != EOF)
+            putchar(c);
+        exit(3);
+    }
+}
+
+/* Sends back what it gets. */
+static void client_of_thread(int fd)
+{
+    char byte;
+    CHECK(write(fd, "!", 1) == 1);
+    for (int i = 0; i < 8; i++)
+        CHECK(read(fd, &byte, 1) == 1 && write(fd, &byte, 1) == 1);
+    CHECK(shutdown(fd, SHUT_WR) == 0 && read(fd, &byte, 1) == 0 && close(fd) == 0);
+}
+
 static void client(struct sockaddr_in to)
 {
     static unsigned char out[TOTAL], in[TOTAL + 1];
@@ -167,6 +333,8 @@ static void client(struct sockaddr_in to)
     size_t got = 0;
     ssize_t len;
     CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
+    if (is("thread"))
+        return client_of_thread(fd);
     for (size_t at = 0; at < TOTAL; at++)
         out[at] = (unsigned char)((at * 2654435761u) >> 24);
     for (size_t sent = 0; sent < TOTAL; sent += len)
@@ -180,7 +348,7 @@ static void client(struct sockaddr_in to)
 
 int main(int argc, char **argv)
 {
-    int ready[2];
+    int ready[2], status;
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     way = argc == 3 ? argv[1] : "?";
     CHECK(argc == 3 && pipe(ready) == 0);
@@ -192,12 +360,20 @@ int main(int argc, char **argv)
     if (child == 0) {
         char byte;
         alarm(60);
-        CHECK(read(ready[0], &byte, 1) == 1);
-        for (int i = 0; i < CLIENTS; i++)
+        for (int i = 0; i < CLIENTS; i++) {
+            if (i == 0 || is("exec") || is("exit"))
+                CHECK(read(ready[0], &byte, 1) == 1);
             client(at);
+        }
         exit(0);
     }
-    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1, status;
+    if (is("exec") || is("exit")) {
+        server_that_ends(at, ready[1]);
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        printf("done\n");
+        return 0;
+    }
+    int listener = socket(AF_INET, SOCK_STREAM, 0), one = 1;
     CHECK(setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
     CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 5) == 0);
     CHECK(write(ready[1], "", 1) == 1);

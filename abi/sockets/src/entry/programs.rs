@@ -1,7 +1,5 @@
 //! Starting programs, and ending.
 
-use std::arch::naked_asm;
-
 use libc::{c_char, c_int, pid_t};
 
 use crate::fork;
@@ -71,40 +69,7 @@ fn prepare_list(name: &std::ffi::CStr) -> usize {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }.expose_provenance()
 }
 
-/// Defines functions with a list of arguments: they call a function of this library, and jump to the
-/// real one with all registers and the stack as they were.
-macro_rules! list_like {
-    ($($name:ident $before:ident;)*) => {$(
-        #[unsafe(no_mangle)]
-        #[unsafe(naked)]
-        unsafe extern "C" fn $name() {
-            #[cfg(target_arch = "x86_64")]
-            naked_asm!(
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "call {before}",
-                "mov r11, rax",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                "jmp r11",
-                before = sym $before,
-            );
-            #[cfg(target_arch = "aarch64")]
-            naked_asm!(
-                "stp x29, x30, [sp, #-80]!",
-                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
-                "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-                "bl {before}",
-                "mov x16, x0",
-                "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]",
-                "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
-                "ldp x29, x30, [sp], #80",
-                "br x16",
-                before = sym $before,
-            );
-        }
-    )*};
-}
-
-list_like! {
+quipu_cabi::jump_after! {
     execl before_execl;
     execlp before_execlp;
     execle before_execle;

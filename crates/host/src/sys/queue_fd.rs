@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use libc::c_int;
 use quipu_cabi::Hold;
+use quipu_cabi::descriptors::are_hidden;
 
 use super::wait::is_readable;
 use super::{above_standard, check, descriptor_limit, move_up, with_more_descriptors};
@@ -37,7 +38,8 @@ impl QueueFd {
         let [theirs, writer] = with_more_descriptors(pipe)?;
         let theirs = above_standard(theirs)?;
         let (soft, _) = descriptor_limit()?;
-        if u64::try_from(theirs.as_raw_fd()).is_ok_and(|fd| fd >= soft) {
+        let is_shown = !are_hidden();
+        if is_shown && u64::try_from(theirs.as_raw_fd()).is_ok_and(|fd| fd >= soft) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let reader = with_more_descriptors(|| move_up(theirs.try_clone()?))?;

@@ -1,0 +1,115 @@
+//! Starting programs: they do not know this library's connections, or are to forget them.
+
+use libc::{c_char, c_int, c_void, pid_t};
+
+use super::descriptors;
+use super::files::hand_over;
+use super::process::ends;
+use crate::table::{self, Entry};
+use crate::{keeper, process, real};
+
+/// A program is about to be started with the descriptors of this process that are not close-on-exec.
+/// It does not know connections of SDP.
+fn descriptors_are_inherited() {
+    for fd in table::range(0, u32::MAX) {
+        if matches!(table::get(fd), Some(Entry::Sdp(_) | Entry::Lost(_))) && is_inherited(fd) {
+            hand_over(fd);
+        }
+    }
+}
+
+/// Whether a program that this process starts, or becomes, has the descriptor.
+fn is_inherited(fd: c_int) -> bool {
+    // SAFETY: fcntl(2) with integers.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFD, 0) };
+    flags >= 0 && flags & libc::FD_CLOEXEC == 0
+}
+
+/// This process is about to become another program. If that gets a connection, it is a child of this process,
+/// whose relay goes on.
+fn becomes_a_program() {
+    descriptors_are_inherited();
+    let needs_relay = |fd: &c_int| {
+        let relayer = table::relayed(*fd).map_or(0, |relayed| relayed.by);
+        relayer == std::process::id() && is_inherited(*fd)
+    };
+    if process::is_own() && table::range(0, u32::MAX).iter().any(needs_relay) {
+        keeper::stay(descriptors::close_all, ends);
+    }
+}
+
+/// Defines functions that turn this process into another program.
+macro_rules! exec_like {
+    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
+            becomes_a_program();
+            // SAFETY: as the program called this.
+            unsafe { real::$name($($arg),*) }
+        }
+    )*};
+}
+
+exec_like! {
+    execve(path: *const c_char, args: *const *const c_char, env: *const *const c_char);
+    execv(path: *const c_char, args: *const *const c_char);
+    execvp(file: *const c_char, args: *const *const c_char);
+    execvpe(file: *const c_char, args: *const *const c_char, env: *const *const c_char);
+    fexecve(fd: c_int, args: *const *const c_char, env: *const *const c_char);
+    execveat(dir: c_int, path: *const c_char, args: *const *const c_char,
+        env: *const *const c_char, flags: c_int);
+}
+
+/// What posix_spawn(3) takes of which this library needs to know nothing.
+type Opaque = *const c_void;
+
+/// Defines functions that start another program with this one's descriptors.
+macro_rules! spawn_like {
+    ($($name:ident($($arg:ident: $ty:ty),*) -> $ret:ty;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> $ret {
+            descriptors_are_inherited();
+            // SAFETY: as the program called this.
+            unsafe { real::$name($($arg),*) }
+        }
+    )*};
+}
+
+spawn_like! {
+    posix_spawn(pid: *mut pid_t, path: *const c_char, actions: Opaque, attributes: Opaque,
+        args: *const *mut c_char, env: *const *mut c_char) -> c_int;
+    posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: Opaque, attributes: Opaque,
+        args: *const *mut c_char, env: *const *mut c_char) -> c_int;
+    system(command: *const c_char) -> c_int;
+    popen(command: *const c_char, mode: *const c_char) -> isize;
+}
+
+/// The program that is started later gets a descriptor, by calls that this library does not see.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
+    actions: *mut c_void,
+    fd: c_int,
+    to: c_int,
+) -> c_int {
+    hand_over(fd);
+    // SAFETY: as the program called this.
+    unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, to) }
+}
+
+/// Defines functions that turn this process into another program, with a list of arguments.
+macro_rules! list_like {
+    ($($name:ident $before:ident;)*) => {
+        $(extern "C" fn $before() -> usize {
+            becomes_a_program();
+            real::address_of!($name).expose_provenance()
+        })*
+
+        quipu_cabi::jump_after! { $($name $before;)* }
+    };
+}
+
+list_like! {
+    execl before_execl;
+    execlp before_execlp;
+    execle before_execle;
+}
