@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use quipu_cabi::descriptors::move_file_up;
 use quipu_cabi::{per_process, spared};
 use quipu_observe::{Interface, Mark, SdpCapture, SdpEnds};
 
@@ -22,7 +23,7 @@ static WRITER: OnceLock<Option<Mutex<Writer>>> = OnceLock::new();
 fn open() -> Option<Mutex<Writer>> {
     let name = std::env::var_os(VARIABLE).filter(|name| !name.is_empty())?;
     let path = per_process(&name);
-    let file = match File::create(&path) {
+    let file = match File::create(&path).and_then(move_file_up) {
         Ok(file) => file,
         Err(error) => {
             let path = path.display();

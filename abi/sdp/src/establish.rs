@@ -193,6 +193,7 @@ impl Socket {
                 Some(Duration::ZERO) => link.connection.abort(),
                 _ => link.connection.close(adapter.now()),
             }
+            link.flush();
             let _ = helper::serve(link.queue.fd, self.number);
             self.settle(&mut state);
             if let Some(most) = linger.filter(|most| !most.is_zero()) {

@@ -11,6 +11,7 @@ use libc::c_int;
 use quipu_cabi::Errno;
 
 use crate::establish::{Held, all, find, hold, unpark};
+use crate::helper::Helper;
 use crate::relay::{self, Relayed, relaying};
 use crate::socket::{Phase, Socket};
 use crate::table::{self, Entry};
@@ -43,6 +44,7 @@ pub(crate) struct Lost {
 pub(crate) struct Fork {
     /// The child does not have the threads that may hold them.
     _relaying: Option<MutexGuard<'static, ()>>,
+    _helper: Option<MutexGuard<'static, Option<Helper>>>,
     sockets: Option<Held>,
     /// The table as it was.
     pub(crate) known: Vec<(RawFd, Entry)>,
@@ -92,6 +94,7 @@ pub(crate) fn before(may_lock: bool) -> Fork {
             fork.own.extend(state.parked.as_ref().map(AsRawFd::as_raw_fd));
         }
         fork.sockets = Some(hold());
+        fork._helper = Some(helper::helper());
     }
     fork
 }
@@ -115,8 +118,8 @@ impl Lost {
     }
 }
 
-/// Asks the parent for something: what it says, and the descriptor that it gives. The answer comes at a socket
-/// of its own, since other processes may ask at the same time.
+/// Asks the parent for something: what it says, and the descriptor that it gives. The answer comes at a
+/// socket of its own, since other processes may ask at the same time.
 ///
 /// # Errors
 ///

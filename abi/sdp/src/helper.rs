@@ -2,7 +2,7 @@
 //! which the program waits by poll or epoll, or which it has closed, while no call of the program does.
 
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ const CHILDREN: u64 = 1 << 63;
 const TICK_MS: c_int = 500;
 const SHORT_TICK_MS: c_int = 10;
 
-struct Helper {
+pub(crate) struct Helper {
     set: OwnedFd,
     /// The process it is of: children of fork(2) have none.
     process: u32,
@@ -34,7 +34,8 @@ struct Helper {
 
 static HELPER: Mutex<Option<Helper>> = Mutex::new(None);
 
-fn helper() -> std::sync::MutexGuard<'static, Option<Helper>> {
+/// What is known of the thread. A fork holds it: a child has no thread that may hold the lock.
+pub(crate) fn helper() -> MutexGuard<'static, Option<Helper>> {
     HELPER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -52,6 +53,7 @@ pub(crate) fn start(adapter: &'static Adapter) -> Result<(), Errno> {
     // They are never closed: children of fork(2) may ask later.
     let asking = pass::pair()?.map(IntoRawFd::into_raw_fd);
     add(set_fd, asking[0], CHILDREN)?;
+    pass::keep(asking[1]);
     let run = move || run(adapter, set_fd, asking[0]);
     // It gets none of the program's signals.
     let signals = BlockedSignals::new();

@@ -379,6 +379,12 @@ impl Link {
         Duration::from_nanos(len / 4).min(MOST_READ_TIME)
     }
 
+    /// Ends what is sent. The peer hears of it now, also while a thread sleeps at the connection.
+    pub(crate) fn shut_write(&mut self) {
+        self.connection.shut_write();
+        self.pump();
+    }
+
     /// Sends what the protocol has to say after a call.
     pub(crate) fn flush(&mut self) {
         self.pump();

@@ -1,6 +1,7 @@
 //! Messages between processes of a fork, with at most one descriptor each.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::{c_int, iovec, msghdr};
 use quipu_cabi::Errno;
@@ -10,6 +11,21 @@ use crate::sys::{own_descriptor, system};
 
 /// Room for the control message of one descriptor, aligned as the kernel wants it.
 type Control = [u64; 4];
+
+/// Where this process and its ancestors are asked, which a program does not close: a child closes all
+/// descriptors but those that it hands on, and asks for these when it becomes another program.
+static KEPT: [AtomicI32; 8] = [const { AtomicI32::new(-1) }; 8];
+
+/// The program does not close a descriptor from now on, if there is room for one more.
+pub(crate) fn keep(fd: RawFd) {
+    let (none, order) = (-1, Ordering::Relaxed);
+    KEPT.iter().find(|place| place.compare_exchange(none, fd, order, order).is_ok());
+}
+
+/// The lowest kept descriptor from `first` on.
+pub(crate) fn kept_from(first: RawFd) -> Option<RawFd> {
+    KEPT.iter().map(|place| place.load(Ordering::Relaxed)).filter(|&fd| fd >= first.max(0)).min()
+}
 
 /// A pair of sockets that keep the bounds of messages.
 pub(crate) fn pair() -> Result<[OwnedFd; 2], Errno> {

@@ -126,7 +126,8 @@ pub(crate) enum Direction {
     Out,
 }
 
-/// What a call ends with that the kernel is to do, because the socket is relayed. It is no error of the system.
+/// What a call ends with that the kernel is to do, because the socket is relayed. It is no error of the
+/// system.
 pub(crate) const KERNELS: Errno = Errno(-1);
 
 /// A call of the program that moves octets, while it lasts.

@@ -157,7 +157,7 @@ impl Socket {
             // The program may use its buffer again only when the peer reads no more of it.
             self.take_back(&mut sending);
             if result == Err(Errno::EAGAIN) {
-                // As far as there are buffers, they take the rest: where those are full, the next call says so.
+                // Buffers take as much of the rest as they can. When they are full, a call has sent nothing.
                 sending.threshold = 0;
                 result = self.wait(false, None, |state| sending.step(state));
             }
@@ -292,7 +292,7 @@ impl Socket {
         }
         let link = state.connected().map_err(|_| Errno::ENOTCONN)?;
         if how != libc::SHUT_RD {
-            link.connection.shut_write();
+            link.shut_write();
         }
         state.shut_read |= how != libc::SHUT_WR;
         self.settle(&mut state);

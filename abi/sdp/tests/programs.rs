@@ -170,7 +170,7 @@ fn the_c_library_and_the_kernel_move_octets_by_themselves() {
 
 #[test]
 fn stdio_uses_a_connection_that_is_a_standard_descriptor() {
-    for way in ["dup2", "dup3", "dup", "dupfd", "exit"] {
+    for way in ["dup2", "dup3", "dup", "dupfd", "zero", "exit"] {
         serve(way, ALL);
     }
 }
@@ -178,7 +178,7 @@ fn stdio_uses_a_connection_that_is_a_standard_descriptor() {
 /// A child of vfork has its parent's memory, and posix_spawn makes its calls inside of the C library.
 #[test]
 fn programs_get_connections_that_were_not_used_before() {
-    for way in ["vfork", "vinherit", "inherit", "spawn", "system", "popen"] {
+    for way in ["vfork", "vinherit", "inherit", "spawn", "system", "popen", "passed"] {
         serve(way, ALL);
     }
 }
@@ -188,17 +188,28 @@ fn a_program_takes_the_place_of_the_one_that_has_the_connection() {
     serve("exec", ALL);
 }
 
-#[test]
-fn a_relay_begins_while_a_thread_waits() {
+/// A few octets, of which no capture is made.
+fn serve_few(way: &str) {
     let Some(program) = server() else { return };
     let output = Command::new(program)
-        .args(["thread", &port().to_string()])
+        .args([way, &port().to_string()])
         .env("LD_PRELOAD", library())
         .env("SIMPLE_LIBSDP", "1")
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{errors}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{way}: {errors}");
+}
+
+#[test]
+fn signals_reach_the_program_that_took_the_place() {
+    serve_few("killed");
+}
+
+#[test]
+fn a_relay_begins_while_threads_use_the_connection() {
+    serve_few("thread");
+    serve("midway", ALL);
 }
 
 #[test]

@@ -26,7 +26,8 @@ const ATTEMPTS: usize = 4;
 /// The program waits at no descriptor of ours.
 static HIDDEN: AtomicBool = AtomicBool::new(false);
 
-/// From now on [`above_standard`] is [`move_up`], for a library that shows the program none of its descriptors.
+/// From now on [`above_standard`] does as [`move_up`], for a library whose program waits at none of its
+/// descriptors.
 pub fn hide() {
     HIDDEN.store(true, Ordering::Relaxed);
 }
@@ -221,6 +222,16 @@ mod tests {
         assert!(move_file_up(more).unwrap().as_raw_fd() >= FLOOR);
         assert!(File::open("/dev/null").is_err() && limit().unwrap().rlim_cur == 64);
         drop(fill);
+    }
+
+    #[test]
+    fn hidden_descriptors_are_no_low_ones() {
+        if !is_alone("hidden_descriptors_are_no_low_ones") {
+            return;
+        }
+        assert!(above_standard(null().into()).unwrap().as_raw_fd() < FLOOR);
+        hide();
+        assert!(above_standard(null().into()).unwrap().as_raw_fd() >= FLOOR);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! * [`list`] is an array of the program, wherever it lies.
 //! * [`descriptors`] keeps the descriptors of the libraries out of the program's way.
 //! * [`interrupted_call_goes_on`] says what a signal means to a call that waits.
+//! * [`for_passed_descriptors`] finds the descriptors in a message.
 //! * [`spared`] and [`per_process`] are for files that are written beside a program.
 //! * [`SOL_IWARP`] and [`IWARP_MODE`] are an option of sockets that several libraries know.
 //! * [`symbol_beside`] finds a library that was installed in the same folder.
@@ -31,6 +32,7 @@ mod list;
 mod lock;
 mod options;
 mod output;
+mod rights;
 mod signals;
 
 pub use cancel::{Hold, end_if_cancelled};
@@ -44,4 +46,5 @@ pub use list::{MAX_ELEMENTS, list};
 pub use lock::SpinLock;
 pub use options::{IWARP_MODE, SOL_IWARP};
 pub use output::{is_per_process, per_process, spared};
+pub use rights::for_passed_descriptors;
 pub use signals::interrupted_call_goes_on;

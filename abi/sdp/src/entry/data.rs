@@ -1,9 +1,10 @@
 //! read, write, send, recv and their kin.
 
 use libc::{c_int, c_void, iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
-use quipu_cabi::{Errno, MinusOne};
+use quipu_cabi::{Errno, MinusOne, for_passed_descriptors};
 
-use super::process::serve;
+use super::files::hand_over;
+use super::process::{is_inside, serve};
 use crate::socket::{KERNELS, Socket};
 use crate::table::{self, Entry};
 use crate::transfer::pieces;
@@ -144,8 +145,13 @@ pub(super) unsafe extern "C-unwind" fn sendmsg(
     };
     match of_sdp(fd, "sendmsg", call) {
         Some(result) => result,
-        // SAFETY: as the program called this.
-        None => unsafe { real::sendmsg(fd, message, flags) },
+        // SAFETY: as the program called this. A process that gets a connection does not know what it is.
+        None => unsafe {
+            if !is_inside() {
+                for_passed_descriptors(message, hand_over);
+            }
+            real::sendmsg(fd, message, flags)
+        },
     }
 }
 

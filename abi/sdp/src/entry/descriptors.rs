@@ -1,15 +1,16 @@
 //! Descriptors: duplicated, closed, and their modes.
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use libc::{c_int, c_uint, c_ulong};
 use quipu_cabi::descriptors::{FLOOR, limit};
 use quipu_cabi::{IntMinusOne, Void};
 
-use super::files::{claim, hand_over};
+use super::files::{claim, hand_over, leave_to_stdio};
 use super::process::serve;
 use super::sockets::note_nonblocking;
-use crate::{process, real, table};
+use crate::{pass, process, real, table};
 
 const CLOSE_RANGE_CLOEXEC: c_int = 4;
 /// `SIOCATMARK`: whether the next byte is the one after the urgent mark.
@@ -25,6 +26,9 @@ macro_rules! close_like {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fd: c_int) -> c_int {
+            if pass::kept_from(fd) == Some(fd) {
+                return 0;
+            }
             forget(fd);
             // SAFETY: as the program called this.
             unsafe { real::close(fd) }
@@ -59,6 +63,26 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
     if flags & CLOSE_RANGE_CLOEXEC == 0 {
         forget_range(first, last);
     }
+    close_but_kept(first, last, flags)
+}
+
+/// As close_range(2), without descriptors that the program does not close.
+fn close_but_kept(mut first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    while let Some(kept) = RawFd::try_from(first).ok().and_then(pass::kept_from)
+        && kept as c_uint <= last
+    {
+        if kept as c_uint > first {
+            // SAFETY: close_range(2).
+            let closed = unsafe { real::close_range(first, kept as c_uint - 1, flags) };
+            if closed < 0 {
+                return closed;
+            }
+        }
+        if kept as c_uint == last {
+            return 0;
+        }
+        first = kept as c_uint + 1;
+    }
     // SAFETY: as the program called this.
     unsafe { real::close_range(first, last, flags) }
 }
@@ -67,22 +91,27 @@ unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_in
 unsafe extern "C-unwind" fn closefrom(first: c_int) {
     let first = first.max(0) as c_uint;
     forget_range(first, c_uint::MAX);
-    // SAFETY: as the program called this.
-    unsafe { real::close_range(first, c_uint::MAX, 0) };
+    close_but_kept(first, c_uint::MAX, 0);
 }
 
-/// Closes all descriptors that are the program's: those of this library have numbers that it cannot have.
+/// Closes all descriptors that are the program's: those of this library have numbers that it cannot have,
+/// except at the moment when they are made. So it looks three times.
 pub(super) fn close_all() {
     let soft = limit().map_or(FLOOR, |limit| RawFd::try_from(limit.rlim_cur).unwrap_or(FLOOR));
-    let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let open = open.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
-    let all: Vec<RawFd> = open.collect();
-    for fd in all {
-        if fd < FLOOR.min(soft) {
-            forget(fd);
-            crate::sys::close(fd);
-        }
+    let mut all: Vec<RawFd> = (0..FLOOR.min(soft)).collect();
+    for _ in 0..3 {
+        all.retain(|&fd| is_open(fd));
+        std::thread::sleep(Duration::from_millis(1));
     }
+    for fd in all {
+        forget(fd);
+        crate::sys::close(fd);
+    }
+}
+
+fn is_open(fd: RawFd) -> bool {
+    // SAFETY: fcntl(2) with integers.
+    unsafe { real::fcntl(fd, libc::F_GETFD, 0) >= 0 }
 }
 
 /// A descriptor is about to be duplicated. A child of vfork(2), whose memory is its parent's, does that for
@@ -100,10 +129,7 @@ fn duplicated(fd: RawFd, copy: RawFd) {
             table::duplicated(fd, copy);
             Ok(())
         });
-        if copy <= libc::STDERR_FILENO {
-            // stdio uses it without a call of this library.
-            hand_over(copy);
-        }
+        leave_to_stdio(copy);
     }
 }
 
@@ -118,8 +144,7 @@ unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 
 /// A descriptor is about to be replaced by another.
 fn replace(fd: RawFd, to: RawFd) {
-    // SAFETY: fcntl(2) with integers.
-    if fd != to && unsafe { real::fcntl(fd, libc::F_GETFD, 0) } >= 0 {
+    if fd != to && is_open(fd) {
         forget(to);
     }
 }

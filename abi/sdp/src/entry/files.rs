@@ -26,6 +26,13 @@ pub(super) fn claim(fd: c_int) {
     }
 }
 
+/// stdio uses the standard descriptors without a call of this library.
+pub(super) fn leave_to_stdio(fd: c_int) {
+    if fd <= libc::STDERR_FILENO {
+        hand_over(fd);
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn splice(
     from: c_int,

@@ -3,8 +3,9 @@
 use libc::{c_int, c_uint, mmsghdr, ssize_t, timespec};
 
 use super::data::{recvmsg, sendmsg};
-use super::files::claim;
+use super::files::{claim, hand_over};
 use crate::{real, table};
+use quipu_cabi::for_passed_descriptors;
 
 /// Calls `one` for each message until one fails; how many did not, or -1 if the first did.
 ///
@@ -37,6 +38,10 @@ unsafe extern "C-unwind" fn sendmmsg(
 ) -> c_int {
     claim(fd);
     if table::socket(fd).is_none() || list.is_null() {
+        for index in 0..if list.is_null() { 0 } else { count as usize } {
+            // SAFETY: the program passes a list of that length.
+            unsafe { for_passed_descriptors(&raw const (*list.add(index)).msg_hdr, hand_over) };
+        }
         // SAFETY: as the program called this.
         return unsafe { real::sendmmsg(fd, list, count, flags) };
     }

@@ -153,7 +153,7 @@ fn flush() {
         if !socket.is_relayed()
             && let Some(link) = &mut state.link
         {
-            link.connection.shut_write();
+            link.shut_write();
         }
         socket.settle(&mut state);
     }

@@ -9,7 +9,7 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 use quipu_cabi::{Errno, IntMinusOne};
 use quipu_sdp::rules::{Role, Transport};
 
-use super::files::claim;
+use super::files::{claim, leave_to_stdio};
 use super::process::{is_inside, serve};
 use crate::both;
 use crate::establish::unpark;
@@ -235,6 +235,7 @@ unsafe extern "C-unwind" fn connect(fd: c_int, to: *const sockaddr, len: socklen
             }
         });
         if !is_kernels {
+            leave_to_stdio(fd);
             return result;
         }
     }
@@ -270,6 +271,7 @@ unsafe fn give(
         crate::sys::close(fd);
         return Err(Errno::EMFILE);
     }
+    leave_to_stdio(fd);
     Ok(fd)
 }
 

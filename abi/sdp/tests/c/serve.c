@@ -31,6 +31,9 @@ static const char *way;
 
 static int is(const char *name) { return strcmp(way, name) == 0; }
 
+/* Each server process ends with its connection. */
+static int ends_itself(void) { return is("exec") || is("killed") || is("exit"); }
+
 static void serve_plain(int fd)
 {
     char buffer[7000];
@@ -106,6 +109,48 @@ static void serve_dprintf(int fd)
     CHECK(len == 0);
 }
 
+/* The connection is descriptor 0. */
+static void serve_zero(int fd)
+{
+    char buffer[1000];
+    size_t len;
+    CHECK(fd == 0);
+    while ((len = fread(buffer, 1, sizeof buffer, stdin)) > 0)
+        CHECK(write(0, buffer, len) == (ssize_t)len);
+    clearerr(stdin);
+}
+
+/* Another process gets the connection in a message. */
+static void serve_passed(int fd)
+{
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control;
+    char byte = 0;
+    int pair[2], status;
+    struct iovec piece = {&byte, 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1};
+    memset(&control, 0, sizeof control);
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(close(fd) == 0 && close(pair[0]) == 0 && recvmsg(pair[1], &message, 0) == 1);
+        memcpy(&fd, CMSG_DATA(&control.head), sizeof fd);
+        serve_plain(fd);
+        _exit(0);
+    }
+    control.head.cmsg_level = SOL_SOCKET;
+    control.head.cmsg_type = SCM_RIGHTS;
+    control.head.cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    CHECK(sendmsg(pair[0], &message, 0) == 1 && close(pair[0]) == 0 && close(pair[1]) == 0);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 static int copy_to(int fd, int to)
 {
     if (is("dup2"))
@@ -156,11 +201,16 @@ static void serve_by_program(int fd)
         }
     } else if (is("vinherit")) {
         if ((child = vfork()) == 0) {
+            close_range(3, 8, 0);
+            close_range(10, ~0U, 0);
             execl("/bin/sh", "sh", "-c", command, (char *)0);
             _exit(1);
         }
     } else if (is("inherit")) {
         if ((child = fork()) == 0) {
+            for (int i = 3; i < 2000; i++)
+                if (i != 9)
+                    close(i);
             execl("/bin/sh", "sh", "-c", command, (char *)0);
             _exit(1);
         }
@@ -206,6 +256,51 @@ static void serve_thread(int fd)
     CHECK(recv(fd, answer, 1, 0) == 0);
 }
 
+#define LONG 8000000
+
+static unsigned char octet(size_t at) { return (at * 2654435761u) >> 24; }
+
+static void *send_in_thread(void *fd)
+{
+    static unsigned char out[200000];
+    unsigned seed = getpid();
+    for (size_t at = 0, len; at < LONG; at += len) {
+        len = 1 + rand_r(&seed) % sizeof out;
+        if (len > LONG - at)
+            len = LONG - at;
+        for (size_t i = 0; i < len; i++)
+            out[i] = octet(at + i);
+        CHECK(send(*(int *)fd, out, len, 0) == (ssize_t)len);
+    }
+    CHECK(shutdown(*(int *)fd, SHUT_WR) == 0);
+    return NULL;
+}
+
+static void *check_in_thread(void *fd)
+{
+    static unsigned char in[100000];
+    unsigned seed = getpid() + 1;
+    size_t got = 0;
+    ssize_t len;
+    while ((len = recv(*(int *)fd, in, 1 + rand_r(&seed) % sizeof in, rand_r(&seed) % 4 ? 0 : MSG_WAITALL)) > 0)
+        for (ssize_t i = 0; i < len; i++)
+            CHECK(in[i] == octet(got++));
+    CHECK(len == 0 && got == LONG);
+    return NULL;
+}
+
+/* The relay begins while two threads send and receive what the client sends back. */
+static void serve_midway(int fd)
+{
+    static unsigned delay;
+    pthread_t threads[2];
+    CHECK(pthread_create(&threads[0], NULL, check_in_thread, &fd) == 0);
+    CHECK(pthread_create(&threads[1], NULL, send_in_thread, &fd) == 0);
+    usleep(delay += 5000);
+    CHECK(dprintf(fd, "%s", "") == 0);
+    CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
+}
+
 static void serve(int fd)
 {
     struct sockaddr_in peer;
@@ -226,6 +321,12 @@ static void serve(int fd)
         serve_by_program(fd);
     else if (is("thread"))
         serve_thread(fd);
+    else if (is("midway"))
+        serve_midway(fd);
+    else if (is("zero"))
+        serve_zero(fd);
+    else if (is("passed"))
+        serve_passed(fd);
     else
         serve_plain(fd);
 }
@@ -261,6 +362,8 @@ static void serve_by_children(int listener, pid_t clients)
 static void server(int listener)
 {
     for (int i = 0; i < CLIENTS; i++) {
+        if (is("zero"))
+            close(0);
         int fd = accept(listener, NULL, NULL);
         CHECK(fd >= 0);
         if (is("fork") || is("keep") || is("late")) {
@@ -310,6 +413,10 @@ static void server_that_ends(struct sockaddr_in at, int ready)
             CHECK(execl("/nowhere", "nothing", (char *)0) < 0 && errno == ENOENT);
             execl("/bin/sh", "sh", "-c", "cat; exit 3", (char *)0);
         }
+        if (is("killed"))
+            /* The signal is passed on. */
+            execl("/bin/sh", "sh", "-c",
+                  "trap 'echo bye; exit 3' TERM; kill $PPID; while :; do sleep 0.05; done", (char *)0);
         while ((c = getchar()) != EOF)
             putchar(c);
         exit(3);
@@ -329,17 +436,34 @@ static void client_of_thread(int fd)
 static void client(struct sockaddr_in to)
 {
     static unsigned char out[TOTAL], in[TOTAL + 1];
+    if (is("zero"))
+        close(0);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     size_t got = 0;
     ssize_t len;
     CHECK(fd >= 0 && connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
     if (is("thread"))
         return client_of_thread(fd);
+    if (is("midway")) {
+        serve_plain(fd);
+        CHECK(close(fd) == 0);
+        return;
+    }
+    if (is("killed")) {
+        CHECK(recv(fd, in, 5, MSG_WAITALL) == 4 && memcmp(in, "bye\n", 4) == 0);
+        CHECK(close(fd) == 0);
+        return;
+    }
     for (size_t at = 0; at < TOTAL; at++)
         out[at] = (unsigned char)((at * 2654435761u) >> 24);
     for (size_t sent = 0; sent < TOTAL; sent += len)
         CHECK((len = write(fd, out + sent, TOTAL - sent)) > 0);
     CHECK(shutdown(fd, SHUT_WR) == 0);
+    if (is("zero")) {
+        CHECK(fd == 0);
+        got = fread(in, 1, sizeof in, stdin);
+        clearerr(stdin);
+    }
     while ((len = read(fd, in + got, sizeof in - got)) > 0)
         got += len;
     CHECK(len == 0 && got == TOTAL && memcmp(in, out, TOTAL) == 0);
@@ -361,13 +485,13 @@ int main(int argc, char **argv)
         char byte;
         alarm(60);
         for (int i = 0; i < CLIENTS; i++) {
-            if (i == 0 || is("exec") || is("exit"))
+            if (i == 0 || ends_itself())
                 CHECK(read(ready[0], &byte, 1) == 1);
             client(at);
         }
         exit(0);
     }
-    if (is("exec") || is("exit")) {
+    if (ends_itself()) {
         server_that_ends(at, ready[1]);
         CHECK(waitpid(child, &status, 0) == child && status == 0);
         printf("done\n");

@@ -1,6 +1,7 @@
 //! read, write, send, recv and their kin.
 
 use libc::{c_int, c_void, iovec, msghdr, sockaddr, socklen_t, ssize_t};
+use quipu_cabi::for_passed_descriptors;
 use quipu_sockets::report::Reason;
 
 use crate::conn::Conn;
@@ -290,27 +291,7 @@ fn has_control(message: *const msghdr) -> bool {
 /// The program passes a message, or null.
 unsafe fn gives_descriptors(message: *const msghdr) {
     // SAFETY: passed on from the caller.
-    let Some(header) = (unsafe { message.as_ref() }) else { return };
-    if header.msg_control.is_null() || header.msg_controllen == 0 {
-        return;
-    }
-    // SAFETY: the macros of cmsg(3) walk the control data of a message, within its length.
-    unsafe {
-        let mut at = libc::CMSG_FIRSTHDR(message);
-        while let Some(control) = at.as_ref() {
-            if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-                let data = libc::CMSG_DATA(at);
-                let end = header.msg_control.addr().saturating_add(header.msg_controllen);
-                let len = control.cmsg_len.min(end.saturating_sub(at.addr()));
-                let len = len.saturating_sub(data.addr() - at.addr());
-                for index in 0..len / size_of::<c_int>() {
-                    let fd = data.cast::<c_int>().add(index).read_unaligned();
-                    life::given_away(fd, Reason::Shared);
-                }
-            }
-            at = libc::CMSG_NXTHDR(message, at);
-        }
-    }
+    unsafe { for_passed_descriptors(message, |fd| life::given_away(fd, Reason::Shared)) };
 }
 
 #[unsafe(no_mangle)]
