@@ -20,7 +20,7 @@ const DONE: u16 = 3;
 const HOLD: u16 = 4;
 /// Requests of each rank to each other.
 const REQUESTS: u64 = 100;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 /// The time after which an endpoint gives up is 10 s; the rest is for a busy machine.
 const RETURNED_WITHIN: Duration = Duration::from_secs(15);
 
@@ -256,7 +256,7 @@ fn two_hosts(task: &str, ranks: u32, [here, there]: [&str; 2]) -> Option<Output>
     let (own, folder) = (std::env::current_exe().unwrap(), folder.display().to_string());
     let bits = if here.contains(':') { "64 nodad" } else { "24" };
     let script = format!(
-        "set -e; ip link set lo up; unshare -n sleep 120 & far=$!; trap 'kill $far' EXIT; \
+        "set -e; ip link set lo up; unshare -n sleep 290 & far=$!; trap 'kill $far' EXIT; \
          for i in $(seq 200); do \
              [ \"$(readlink /proc/$far/ns/net)\" != \"$(readlink /proc/$$/ns/net)\" ] && break; \
              sleep 0.05; \
@@ -275,7 +275,7 @@ fn two_hosts(task: &str, ranks: u32, [here, there]: [&str; 2]) -> Option<Output>
         own = own.display(),
     );
     let mut command = Command::new("timeout");
-    let output = command.args(["100", "unshare", "-rn", "sh", "-c", &script]).output().unwrap();
+    let output = command.args(["280", "unshare", "-rn", "sh", "-c", &script]).output().unwrap();
     let _ = fs::remove_dir_all(&folder);
     Some(output)
 }
@@ -319,7 +319,7 @@ fn all_ranks_of_a_large_job_know_each_other() {
     const RANKS: usize = 64;
     let began = Instant::now();
     let mut command = Command::new("timeout");
-    command.args(["100", env!("CARGO_BIN_EXE_quipu"), "spmd", "-n", &RANKS.to_string(), "--"]);
+    command.args(["280", env!("CARGO_BIN_EXE_quipu"), "spmd", "-n", &RANKS.to_string(), "--"]);
     command.arg(std::env::current_exe().unwrap()).args(["--exact", "a_rank", "--nocapture"]);
     command.env("AM_TEST_TASK", "start").env("AM_TEST_ADDRESSES", "127.0.0.1");
     let output = command.output().unwrap();
