@@ -24,11 +24,15 @@ pub enum Dropped {
     Full,
     /// It is a message of neighbour discovery that the engine does not take: redirects, routers'.
     Discovery,
+    /// The connection to its next hop could not be made, or the one that it came over has ended.
+    NotConnected,
+    /// The connection to its next hop has too many messages under way.
+    Congested,
 }
 
 impl Dropped {
     /// All of them, in the order of [`Counters::dropped`].
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Malformed,
         Self::UnknownType,
         Self::TooLong,
@@ -39,6 +43,8 @@ impl Dropped {
         Self::Unresolved,
         Self::Full,
         Self::Discovery,
+        Self::NotConnected,
+        Self::Congested,
     ];
 
     /// A word for it.
@@ -55,6 +61,8 @@ impl Dropped {
             Self::Unresolved => "unresolved",
             Self::Full => "full",
             Self::Discovery => "discovery",
+            Self::NotConnected => "not_connected",
+            Self::Congested => "congested",
         }
     }
 }
@@ -70,6 +78,16 @@ pub struct Counters {
     pub asked: u64,
     /// Replies and advertisements that were queued.
     pub answered: u64,
+    /// Connections that this end opened, and were established.
+    pub opened: u64,
+    /// Connections that peers opened, and were established.
+    pub accepted: u64,
+    /// Requests of peers that were refused.
+    pub refused: u64,
+    /// Connections that could not be made.
+    pub failed: u64,
+    /// ICMP messages that said which MTU a neighbour has.
+    pub too_big: u64,
     /// What was dropped, by reason.
     pub dropped: [u64; Dropped::ALL.len()],
 }

@@ -1,5 +1,6 @@
 //! The engine: packets of the interface and datagrams of the queue pair.
 
+mod connected;
 mod discovery;
 
 use std::collections::VecDeque;
@@ -11,6 +12,7 @@ use quipu_wire::ipoib::{
     Discovery, Encapsulation, LEN as HEADER_LEN, LinkAddress, ends_of, group_gid,
 };
 
+use crate::connections::{ConnectionId, Connections, Limits};
 use crate::counters::{Counters, Dropped};
 use crate::groups::{GroupChange, Groups};
 use crate::neighbours::{Ask, Due, Lookup, Neighbours};
@@ -22,11 +24,16 @@ const ANNOUNCEMENTS: u8 = 3;
 /// What the engine is to be like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The own link-layer address: the queue pair that datagrams come to.
+    /// The own link-layer address: the queue pair that datagrams come to. Its flag says whether the mode is
+    /// connected.
     pub link: LinkAddress,
-    /// The longest IP packet in bytes: the longest message of the queue pair without the encapsulation
-    /// header.
+    /// The longest IP packet in bytes, of any kind: the MTU of the interface.
     pub mtu: usize,
+    /// The longest IP packet in bytes that a datagram holds: the longest message of the queue pair without
+    /// the encapsulation header. More than `mtu` counts as that.
+    pub datagram_mtu: usize,
+    /// Messages that may be under way over all connections together.
+    pub connection_slots: usize,
     /// The interface's addresses with the lengths of their prefixes, which are on the link.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Where packets go that are for no prefix of these: one of each family.
@@ -42,6 +49,8 @@ pub enum Destination {
     Unicast(LinkAddress),
     /// To all that are attached to the group with this GID.
     Group([u8; 16]),
+    /// Over a connection. [`Engine::handle_sent`] says later that the message is not under way any more.
+    Connection(ConnectionId),
 }
 
 /// What becomes of a packet of the interface.
@@ -73,7 +82,7 @@ impl Arrival {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
             IpAddr::V6(ip) => ip.octets(),
         };
-        let source = LinkAddress { qpn: source_qpn, gid: gid(route.source) };
+        let source = LinkAddress { qpn: source_qpn, gid: gid(route.source), connects: false };
         let group = route.dest.to_canonical().is_multicast().then(|| gid(route.dest));
         Some(Self { source, group })
     }
@@ -104,7 +113,11 @@ pub struct Engine {
     config: Config,
     neighbours: Neighbours,
     groups: Groups,
+    /// None in datagram mode.
+    connections: Option<Connections>,
     queue: VecDeque<Queued>,
+    /// Packets for the interface.
+    deliveries: VecDeque<Vec<u8>>,
     announcements: u8,
     announce_ns: Option<u64>,
     counters: Counters,
@@ -114,13 +127,18 @@ impl Engine {
     /// An engine that announces its addresses when [`Self::handle_timeout`] is called first, so that hosts
     /// that knew them with another link-layer address learn the new one.
     #[must_use]
-    pub fn new(config: Config) -> Self {
+    pub fn new(mut config: Config) -> Self {
+        config.datagram_mtu = config.datagram_mtu.min(config.mtu);
+        let Config { link, mtu, connection_slots: slots, .. } = config;
+        let connections = link.connects.then(|| Connections::new(Limits { link, mtu, slots }));
         let groups = Groups::new(config.pkey, config.addresses.iter().map(|&(ip, _)| ip));
         Self {
             config,
             neighbours: Neighbours::default(),
             groups,
+            connections,
             queue: VecDeque::new(),
+            deliveries: VecDeque::new(),
             announcements: ANNOUNCEMENTS,
             announce_ns: Some(0),
             counters: Counters::default(),
@@ -136,7 +154,7 @@ impl Engine {
     /// The longest datagram in bytes.
     #[must_use]
     pub fn max_datagram(&self) -> usize {
-        self.config.mtu + HEADER_LEN
+        self.config.datagram_mtu + HEADER_LEN
     }
 
     /// A packet from the interface: where it goes.
@@ -167,6 +185,9 @@ impl Engine {
             return Err(Dropped::Discovery);
         }
         if let Some(group) = self.as_group(to) {
+            if packet.len() > self.config.datagram_mtu {
+                return Err(Dropped::TooLong);
+            }
             if !self.groups.observe(kind, packet) {
                 self.counters.drop_many(Dropped::Full, 1);
             }
@@ -179,7 +200,7 @@ impl Engine {
                 if asks {
                     self.ask(next, Ask::One(link));
                 }
-                Ok(Outgoing::Send(Destination::Unicast(link), kind))
+                self.forward(now_ns, link, next, kind, packet)
             }
             Lookup::Waits(asks) => {
                 if asks {
@@ -206,7 +227,7 @@ impl Engine {
     }
 
     fn take(&mut self, now_ns: u64, arrival: &Arrival, bytes: &[u8]) -> Result<Incoming, Dropped> {
-        if arrival.source == self.config.link {
+        if arrival.source.is_same_queue_pair(self.config.link) {
             return Err(Dropped::Own);
         }
         if bytes.len() > self.max_datagram() {
@@ -224,7 +245,7 @@ impl Engine {
         if kind == Encapsulation::Ipv6 && Discovery::is_discovery(packet) {
             return self.take_discovery(now_ns, arrival, packet).map(|()| Incoming::Consumed);
         }
-        if self.is_own(from) || !may_send(from) {
+        if !self.may_come_from(from) {
             return Err(Dropped::Forged);
         }
         // RFC 1122 3.3.6: the interface cannot tell, so the engine must.
@@ -251,7 +272,8 @@ impl Engine {
     /// When [`Self::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.announce_ns, self.neighbours.next_ns()].into_iter().flatten().min()
+        let connections = self.connections.as_ref().and_then(Connections::next_ns);
+        [self.announce_ns, self.neighbours.next_ns(), connections].into_iter().flatten().min()
     }
 
     /// Asks again, and gives up, what is due.
@@ -268,6 +290,7 @@ impl Engine {
                 Due::Gone(waited) => self.counters.drop_many(Dropped::Unresolved, waited),
             }
         }
+        self.close_connections(now_ns);
     }
 
     /// The group that an address means: itself, or that of all for broadcasts.
@@ -324,19 +347,40 @@ impl Engine {
     }
 
     /// Queues packets that have waited for a neighbour.
-    fn release(&mut self, link: LinkAddress, packets: VecDeque<Vec<u8>>) {
+    fn release(
+        &mut self,
+        now_ns: u64,
+        link: LinkAddress,
+        next: IpAddr,
+        packets: VecDeque<Vec<u8>>,
+    ) {
         for bytes in packets {
             if self.queue.len() >= MAX_QUEUED + MAX_WAITING_IN_ALL {
                 self.counters.drop_many(Dropped::Full, 1);
                 continue;
             }
-            let kind = match bytes.first().map(|octet| octet >> 4) {
-                Some(4) => Encapsulation::Ipv4,
-                _ => Encapsulation::Ipv6,
-            };
-            self.counters.sent += 1;
-            self.queue.push_back(Queued { to: Destination::Unicast(link), kind, bytes });
+            match self.forward(now_ns, link, next, kind_of(&bytes), &bytes) {
+                Ok(Outgoing::Send(to, kind)) => {
+                    self.counters.sent += 1;
+                    self.queue.push_back(Queued { to, kind, bytes });
+                }
+                Ok(_) => {}
+                Err(why) => self.counters.drop_many(why, 1),
+            }
         }
+    }
+
+    /// Whether a packet of a peer can come from this address.
+    fn may_come_from(&self, from: IpAddr) -> bool {
+        !self.is_own(from) && may_send(from)
+    }
+}
+
+/// The kind of a packet that was found to be one of IP.
+fn kind_of(packet: &[u8]) -> Encapsulation {
+    match packet.first().map(|octet| octet >> 4) {
+        Some(4) => Encapsulation::Ipv4,
+        _ => Encapsulation::Ipv6,
     }
 }
 
@@ -351,9 +395,10 @@ fn may_send(from: IpAddr) -> bool {
 #[must_use]
 pub fn link_local(link: LinkAddress) -> Ipv6Addr {
     // FNV-1a, 64 bits.
-    let hash = link.to_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &octet| {
-        (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash =
+        link.without_flags().to_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &octet| {
+            (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
+        });
     Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(hash))
 }
 

@@ -156,14 +156,25 @@ impl Neighbours {
         VecDeque::new()
     }
 
-    /// Whether a neighbour is known under this address, or is asked for.
-    pub(crate) fn accepts(&self, ip: IpAddr, link: LinkAddress) -> bool {
-        match self.table.get(&ip).map(|neighbour| &neighbour.state) {
-            Some(State::Incomplete { .. }) => true,
-            Some(State::Reachable { link: known, .. } | State::Probing { link: known, .. }) => {
-                *known == link
+    /// The link-layer address of a neighbour that is known to have this queue pair, with its flags, or that
+    /// is asked for. `None`: it is another's, or not known.
+    pub(crate) fn accepts(&self, ip: IpAddr, link: LinkAddress) -> Option<LinkAddress> {
+        match self.table.get(&ip).map(|neighbour| &neighbour.state)? {
+            State::Incomplete { .. } => Some(link),
+            State::Reachable { link: known, .. } | State::Probing { link: known, .. } => {
+                known.is_same_queue_pair(link).then_some(*known)
             }
-            None => false,
+        }
+    }
+
+    /// The neighbours with this queue pair may be gone: they are probed at their next use.
+    pub(crate) fn suspect(&mut self, now_ns: u64, link: LinkAddress) {
+        for neighbour in self.table.values_mut() {
+            if let State::Reachable { link: known, until_ns } = &mut neighbour.state
+                && known.is_same_queue_pair(link)
+            {
+                *until_ns = (*until_ns).min(now_ns);
+            }
         }
     }
 
@@ -259,7 +270,7 @@ mod tests {
     }
 
     fn link(qpn: u32) -> LinkAddress {
-        LinkAddress { qpn, gid: [7; 16] }
+        LinkAddress { qpn, gid: [7; 16], connects: false }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! IP over InfiniBand (RFC 4391): the encapsulation header, the link-layer address, multicast GIDs, ARP and
-//! neighbour discovery with that address.
+//! neighbour discovery with that address. Of connected mode (RFC 4755): the flag in the address, and the
+//! private data.
 //!
-//! A datagram is [`Encapsulation`] (4 bytes) and an IP packet or an ARP message. A link-layer address has 20
+//! A message is [`Encapsulation`] (4 bytes) and an IP packet or an ARP message. A link-layer address has 20
 //! bytes: flags, a queue pair number and a GID.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -28,6 +29,8 @@ const HOP_LIMIT: u8 = 255;
 /// InfiniBand (32), IPv4, and the lengths of their addresses.
 const ARP_PREFIX: [u8; 6] = [0, 32, 0x08, 0, 20, 4];
 const QPN_MASK: u32 = 0x00ff_ffff;
+/// The flag of reliable connections, in the first byte of a link-layer address (RFC 4755 3.1).
+const RC_FLAG: u32 = 1 << 31;
 
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
@@ -75,14 +78,16 @@ impl Encapsulation {
     }
 }
 
-/// A link-layer address (RFC 4391 9.1.1). The flags are sent as zero (RFC 4755 has them for connected mode)
-/// and ignored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A link-layer address (RFC 4391 9.1.1, RFC 4755 3.1). Flags other than that of reliable connections are
+/// sent as zero and ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkAddress {
     /// The queue pair that takes datagrams, 24 bits.
     pub qpn: u32,
     /// The GID of its port.
     pub gid: [u8; 16],
+    /// Whether its interface accepts reliable connections: the RC flag.
+    pub connects: bool,
 }
 
 impl LinkAddress {
@@ -91,15 +96,61 @@ impl LinkAddress {
 
     /// Reads an address.
     fn at(bytes: &[u8], at: usize) -> Self {
-        Self { qpn: u32_at(bytes, at) & QPN_MASK, gid: array(bytes, at + 4) }
+        let word = u32_at(bytes, at);
+        Self { qpn: word & QPN_MASK, gid: array(bytes, at + 4), connects: word & RC_FLAG != 0 }
+    }
+
+    /// The same queue pair, without flags.
+    #[must_use]
+    pub fn without_flags(self) -> Self {
+        Self { connects: false, ..self }
+    }
+
+    /// Whether both are of one queue pair, whatever their flags are.
+    #[must_use]
+    pub fn is_same_queue_pair(self, other: Self) -> bool {
+        self.without_flags() == other.without_flags()
     }
 
     /// The address as bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
-        put(&mut out, 0, (self.qpn & QPN_MASK).to_be_bytes());
+        let flags = if self.connects { RC_FLAG } else { 0 };
+        put(&mut out, 0, (flags | self.qpn & QPN_MASK).to_be_bytes());
         put(&mut out, 4, self.gid);
+        out
+    }
+}
+
+/// The private data of a connection's REQ and REP (RFC 4755 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionData {
+    /// The sender's queue pair for datagrams, 24 bits.
+    pub qpn: u32,
+    /// The longest message in bytes that the sender wants to receive, with the encapsulation header.
+    pub receive_mtu: u32,
+}
+
+impl ConnectionData {
+    /// Length in bytes.
+    pub const LEN: usize = 8;
+
+    /// Reads the private data; what follows is padding, and the reserved field is ignored.
+    ///
+    /// # Errors
+    /// Too short.
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
+        need(bytes, Self::LEN)?;
+        Ok(Self { qpn: u32_at(bytes, 0) & QPN_MASK, receive_mtu: u32_at(bytes, 4) })
+    }
+
+    /// The private data as bytes.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        put(&mut out, 0, (self.qpn & QPN_MASK).to_be_bytes());
+        put(&mut out, 4, self.receive_mtu.to_be_bytes());
         out
     }
 }

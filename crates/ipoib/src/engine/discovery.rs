@@ -35,7 +35,7 @@ impl Engine {
             (IpAddr::V4(target), Some(IpAddr::V4(sender))) => {
                 let to = match ask {
                     Ask::All => self.broadcast(),
-                    Ask::One(link) => Destination::Unicast(link),
+                    Ask::One(link) => Destination::Unicast(link.without_flags()),
                 };
                 let operation = Operation::Request;
                 let (sender_link, target_link) = (own, NOBODY);
@@ -45,7 +45,7 @@ impl Engine {
                 let group = solicited_node(target);
                 let (to, destination) = match ask {
                     Ask::All => (self.group(group), group),
-                    Ask::One(link) => (Destination::Unicast(link), target),
+                    Ask::One(link) => (Destination::Unicast(link.without_flags()), target),
                 };
                 let asked = Discovery::Solicitation { target, link: Some(own) };
                 self.queue(to, Encapsulation::Ipv6, asked.to_packet(source, destination))
@@ -92,7 +92,8 @@ impl Engine {
         let arp = Arp::parse(bytes).map_err(|_| Dropped::Malformed)?;
         let sender = IpAddr::V4(arp.sender);
         let is_probe = arp.sender.is_unspecified() && arp.operation == Operation::Request;
-        if arp.sender_link != arrival.source || self.is_own(sender) {
+        let link = arp.sender_link;
+        if !link.is_same_queue_pair(arrival.source) || self.is_own(sender) {
             return Err(Dropped::Forged);
         }
         if !is_probe && (self.as_group(sender).is_some() || !self.is_on_link(sender)) {
@@ -102,8 +103,7 @@ impl Engine {
         match arp.operation {
             Operation::Request if is_for_us => {
                 if !is_probe {
-                    let waited = self.neighbours.learn(now_ns, sender, arrival.source);
-                    self.release(arrival.source, waited);
+                    self.learn(now_ns, sender, link);
                 }
                 let reply = Arp {
                     operation: Operation::Reply,
@@ -119,15 +119,20 @@ impl Engine {
                 return Err(Dropped::Misdirected);
             }
             // Those that are known are updated by what others ask, too (RFC 826); no one else is learnt.
-            Operation::Request | Operation::Reply => self.confirm(now_ns, sender, arrival.source),
+            Operation::Request | Operation::Reply => self.confirm(now_ns, sender, link),
         }
         Ok(())
     }
 
     fn confirm(&mut self, now_ns: u64, ip: IpAddr, link: LinkAddress) {
         if let Some(waited) = self.neighbours.update(now_ns, ip, link) {
-            self.release(link, waited);
+            self.release(now_ns, link, ip, waited);
         }
+    }
+
+    fn learn(&mut self, now_ns: u64, ip: IpAddr, link: LinkAddress) {
+        let waited = self.neighbours.learn(now_ns, ip, link);
+        self.release(now_ns, link, ip, waited);
     }
 
     /// Takes a message of neighbour discovery (RFC 4861 7.2).
@@ -143,35 +148,39 @@ impl Engine {
             Err(_) => return Err(Dropped::Malformed),
         };
         let source = IpAddr::V6(header.source);
+        let is_other = |link: LinkAddress| !link.is_same_queue_pair(arrival.source);
         match message {
             Discovery::Solicitation { target, link } => {
-                if link.is_some_and(|link| link != arrival.source) || self.is_own(source) {
+                if link.is_some_and(is_other) || self.is_own(source) {
                     return Err(Dropped::Forged);
                 }
                 if !self.is_own(target.into()) {
                     // Groups of solicited nodes have members with other addresses.
                     return Ok(());
                 }
-                self.answer(now_ns, arrival, target, header.source)
+                let known = self.neighbours.accepts(source, arrival.source);
+                let link = link.or(known).unwrap_or(arrival.source);
+                self.answer(now_ns, link, target, header.source)
             }
             Discovery::Advertisement { target, link, overrides, .. } => {
-                if link.is_some_and(|link| link != arrival.source) || self.is_own(target.into()) {
+                if link.is_some_and(is_other) || self.is_own(target.into()) {
                     return Err(Dropped::Forged);
                 }
                 let known = self.neighbours.accepts(target.into(), arrival.source);
-                if overrides && link.is_some() || known {
-                    self.confirm(now_ns, target.into(), arrival.source);
+                let replaces = if overrides { link } else { None };
+                if let Some(known) = replaces.or(known) {
+                    self.confirm(now_ns, target.into(), link.unwrap_or(known));
                 }
                 Ok(())
             }
         }
     }
 
-    /// Answers a solicitation for an own address.
+    /// Answers a solicitation for an own address, which came from the queue pair `from`.
     fn answer(
         &mut self,
         now_ns: u64,
-        arrival: &Arrival,
+        from: LinkAddress,
         target: Ipv6Addr,
         asker: Ipv6Addr,
     ) -> Result<(), Dropped> {
@@ -182,11 +191,10 @@ impl Engine {
         }
         let (to, destination) = match is_probe {
             true => (self.group(ALL_NODES), ALL_NODES),
-            false => (Destination::Unicast(arrival.source), asker),
+            false => (Destination::Unicast(from.without_flags()), asker),
         };
         if !is_probe {
-            let waited = self.neighbours.learn(now_ns, asker.into(), arrival.source);
-            self.release(arrival.source, waited);
+            self.learn(now_ns, asker.into(), from);
         }
         let link = Some(self.config.link);
         let solicited = !is_probe;

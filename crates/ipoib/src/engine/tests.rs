@@ -4,24 +4,26 @@ use quipu_wire::arp::Operation;
 use quipu_wire::ipoib::Arp;
 use quipu_wire::{ipv4, ipv6};
 
-const S: u64 = 1_000_000_000;
+pub(super) const S: u64 = 1_000_000_000;
 
-fn link(n: u8) -> LinkAddress {
-    LinkAddress { qpn: 0x100 + u32::from(n), gid: [n; 16] }
+pub(super) fn link(n: u8) -> LinkAddress {
+    LinkAddress { qpn: 0x100 + u32::from(n), gid: [n; 16], connects: false }
 }
 
-fn v4(n: u8) -> Ipv4Addr {
+pub(super) fn v4(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, n)
 }
 
-fn v6(n: u16) -> Ipv6Addr {
+pub(super) fn v6(n: u16) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n)
 }
 
-fn host(n: u8) -> Engine {
+pub(super) fn host(n: u8) -> Engine {
     Engine::new(Config {
         link: link(n),
         mtu: 2044,
+        datagram_mtu: 4092,
+        connection_slots: 0,
         addresses: vec![(v4(n).into(), 24), (v6(n.into()).into(), 64)],
         gateways: vec![v4(254).into()],
         pkey: 0xffff,
@@ -29,8 +31,12 @@ fn host(n: u8) -> Engine {
 }
 
 /// A host that has announced itself.
-fn quiet(n: u8) -> Engine {
-    let mut host = host(n);
+pub(super) fn quiet(n: u8) -> Engine {
+    settle(host(n))
+}
+
+/// Has a host announce itself.
+pub(super) fn settle(mut host: Engine) -> Engine {
     for second in 0..3 {
         host.handle_timeout(second * S);
     }
@@ -39,7 +45,7 @@ fn quiet(n: u8) -> Engine {
     host
 }
 
-fn packet4(from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> Vec<u8> {
+pub(super) fn packet4(from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> Vec<u8> {
     let header = ipv4::Repr {
         source: from,
         destination: to,
@@ -57,7 +63,7 @@ fn packet4(from: Ipv4Addr, to: Ipv4Addr, payload: usize) -> Vec<u8> {
     out
 }
 
-fn packet6(from: Ipv6Addr, to: Ipv6Addr, payload: usize) -> Vec<u8> {
+pub(super) fn packet6(from: Ipv6Addr, to: Ipv6Addr, payload: usize) -> Vec<u8> {
     let header = ipv6::Repr {
         source: from,
         destination: to,
@@ -72,19 +78,19 @@ fn packet6(from: Ipv6Addr, to: Ipv6Addr, payload: usize) -> Vec<u8> {
     out
 }
 
-fn datagram(kind: Encapsulation, packet: &[u8]) -> Vec<u8> {
+pub(super) fn datagram(kind: Encapsulation, packet: &[u8]) -> Vec<u8> {
     [&kind.to_bytes()[..], packet].concat()
 }
 
 /// Carries what both have queued, until there is no more; packets that came to the interface of `b`.
-fn exchange(now_ns: u64, a: &mut Engine, b: &mut Engine) -> Vec<Vec<u8>> {
+pub(super) fn exchange(now_ns: u64, a: &mut Engine, b: &mut Engine) -> Vec<Vec<u8>> {
     let (mut arrived, mut out) = (Vec::new(), Vec::new());
     loop {
         let from = |own: &Engine, to| Arrival {
             source: own.config.link,
             group: match to {
                 Destination::Group(gid) => Some(gid),
-                Destination::Unicast(_) => None,
+                Destination::Unicast(_) | Destination::Connection(_) => None,
             },
         };
         let mut idle = true;
@@ -333,7 +339,7 @@ fn a_flood_of_requests_is_bounded() {
     let mut a = quiet(1);
     a.config.addresses[0].1 = 8;
     for n in 0..5000u32 {
-        let own = LinkAddress { qpn: n, gid: [2; 16] };
+        let own = LinkAddress { qpn: n, gid: [2; 16], connects: false };
         let arp = Arp {
             operation: Operation::Request,
             sender_link: own,

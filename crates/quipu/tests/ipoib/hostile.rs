@@ -1,15 +1,15 @@
 //! A peer on the link that lies.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use quipu::{
-    Access, Completion, CompletionQueue, Config, DatagramAddress, DatagramQueuePair, Device, Gid,
-    MemoryRegion, ProtectionDomain, QpNum, ROUTE_HEADER, Request,
+    Access, Completion, CompletionQueue, Config, Connection, DatagramAddress, DatagramQueuePair,
+    Device, Error, Gid, MemoryRegion, ProtectionDomain, QpNum, ROUTE_HEADER, Request,
 };
 use quipu_ipoib::wire::arp::Operation;
 use quipu_ipoib::wire::ipoib::{Arp, Discovery, group_gid};
-use quipu_ipoib::{DEFAULT_PKEY, Encapsulation, LinkAddress};
+use quipu_ipoib::{ConnectionData, DEFAULT_PKEY, Encapsulation, LinkAddress, service_port};
 
 use super::{end, host, key, possible};
 
@@ -44,7 +44,7 @@ impl Peer {
 
     fn link(&self) -> LinkAddress {
         let address = self.qp.address();
-        LinkAddress { qpn: address.qp_num.0, gid: address.gid.0 }
+        LinkAddress { qpn: address.qp_num.0, gid: address.gid.0, connects: false }
     }
 
     fn post(&self, to: LinkAddress, bytes: &[u8]) {
@@ -163,6 +163,54 @@ fn a_peer_that_lies_is_ignored_and_others_go_on() {
     end(client);
     let said = end(server);
     for why in ["malformed", "unknown_type", "too_long", "forged"] {
+        assert!(said.contains(why), "{why}: {said}");
+    }
+}
+
+/// Asks a host for a connection, with this private data.
+fn connect(peer: &Peer, to: LinkAddress, private_data: &[u8]) -> Result<Connection, Error> {
+    let qp = peer.pd.queue_pair(&peer.cq, &peer.cq).build()?;
+    let at = SocketAddr::new([127, 0, 0, 1].into(), service_port(to.qpn));
+    Connection::open(qp, at, private_data)
+}
+
+#[test]
+fn a_peer_that_lies_over_a_connection_is_ignored_and_others_go_on() {
+    if !possible() {
+        return;
+    }
+    let peer = Peer::new(key(4));
+    let options = ["--mode", "connected", "--address", "10.7.2.1/24", "--address", "fd07::1/64"];
+    let server = host(peer.key, &options, "serve 1");
+    let victim = peer.hear(Ipv4Addr::new(10, 7, 2, 1));
+    assert!(victim.connects);
+    let own = peer.link();
+    let receive_mtu = |receive_mtu: u32| ConnectionData { qpn: own.qpn, receive_mtu }.to_bytes();
+    for garbage in [&[][..], &[0xff; 56], b"garbage", &receive_mtu(20), &receive_mtu(1 << 17)] {
+        let refused = connect(&peer, victim, garbage);
+        assert!(matches!(refused, Err(Error::Rejected { reason: 28, .. })), "{refused:?}");
+    }
+    let connection = connect(&peer, victim, &receive_mtu(65524)).unwrap();
+    let said = ConnectionData::parse(connection.private_data()).unwrap();
+    assert_eq!((said.qpn, said.receive_mtu), (victim.qpn, 65524));
+    let mut lies = lies(own, victim);
+    lies.push([&[8, 0, 0, 0, 0x45, 0, 0xff, 0xff][..], &[0; 60_000]].concat());
+    for lie in &lies {
+        let memory = peer.pd.register(lie.len().max(1), Access::LOCAL_WRITE).unwrap();
+        memory.write(0, lie).unwrap();
+        let pieces = [memory.sge(0, lie.len()).unwrap()];
+        connection.post_send(&Request::send(&pieces).id(0)).unwrap();
+        while peer.next().is_some() {}
+    }
+    // One that is longer than the interface's MTU ends the connection.
+    let memory = peer.pd.register(1 << 17, Access::LOCAL_WRITE).unwrap();
+    let pieces = [memory.sge(0, 1 << 17).unwrap()];
+    connection.post_send(&Request::send(&pieces).id(0)).unwrap();
+    connection.wait_end().unwrap();
+    let options = ["--mode", "connected", "--address", "10.7.2.2/24"];
+    end(host(peer.key, &options, "ask-large 10.7.2.1"));
+    let said = end(server);
+    for why in ["malformed", "unknown_type", "misdirected", "5 refused", "2 accepted"] {
         assert!(said.contains(why), "{why}: {said}");
     }
 }

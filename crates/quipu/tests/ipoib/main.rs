@@ -2,6 +2,7 @@
 //!
 //! The commands that run in them are this file again, in a role that an environment variable names.
 
+mod connected;
 mod hostile;
 mod roles;
 

@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sockopt};
@@ -10,14 +11,34 @@ const PORT: u16 = 5001;
 const BYTES: usize = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Plays a role: `serve COUNT`, or `ask ADDRESS... [mtu=BYTES]`.
+/// The sizes of echo requests: up to one with two fragments in datagram mode, and up to what one IP packet
+/// holds in connected mode.
+const SIZES: [usize; 5] = [0, 56, 1400, 2000, 5000];
+const LARGE_SIZES: [usize; 7] = [0, 56, 1400, 2000, 5000, 30_000, 65_000];
+
+/// Plays a role: `serve COUNT`, `ask ADDRESS... [mtu=BYTES]`, `ask-large ADDRESS... [mtu=BYTES]`,
+/// `ask-twice ADDRESS FILE`, `ask-around ADDRESS FILE OTHER`, `iperf -s`, `iperf ADDRESS`, or
+/// `stay SECONDS`.
 pub fn play(role: &str) {
     let mut words = role.split(' ');
-    match words.next() {
-        Some("serve") => serve(words.next().unwrap().parse().unwrap()),
-        Some("ask") => words.for_each(|word| match word.strip_prefix("mtu=") {
+    let kind = words.next();
+    let mut number = || words.next().unwrap().parse().unwrap();
+    match kind {
+        Some("serve") => serve(number()),
+        Some("iperf") => iperf(words.next().unwrap()),
+        Some("stay") => std::thread::sleep(Duration::from_secs(number().into())),
+        Some(kind @ ("ask-twice" | "ask-around")) => {
+            let to = words.next().unwrap().parse().unwrap();
+            let file = Path::new(words.next().unwrap());
+            match kind {
+                "ask-twice" => ask_twice(to, file),
+                _ => ask_around(to, file, words.next().unwrap().parse().unwrap()),
+            }
+        }
+        Some("ask" | "ask-large") => words.for_each(|word| match word.strip_prefix("mtu=") {
             Some(mtu) => assert!(interfaces().contains(&format!("{mtu}\n")), "{}", interfaces()),
-            None => ask(word.parse().unwrap()),
+            None if kind == Some("ask") => ask(word.parse().unwrap(), &SIZES),
+            None => ask(word.parse().unwrap(), &LARGE_SIZES),
         }),
         other => panic!("{other:?}"),
     }
@@ -53,9 +74,59 @@ fn serve(streams: u32) {
     println!("{streams} streams");
 }
 
+/// Pings a host, makes a file, and pings the host again when the file is gone.
+fn ask_twice(to: IpAddr, file: &Path) {
+    ping(to, &LARGE_SIZES);
+    offer(file);
+    ping(to, &LARGE_SIZES);
+    println!("{to} answered twice");
+}
+
+/// Makes a file, and waits until it is gone.
+fn offer(file: &Path) {
+    std::fs::write(file, "").unwrap();
+    let begun = Instant::now();
+    while file.exists() {
+        assert!(begun.elapsed() < PATIENCE, "{} stays", file.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Serves one client of iperf3, or is one, for a second. The server may not be there yet.
+fn iperf(to: &str) {
+    let arguments = if to == "-s" { vec!["-s", "-1"] } else { vec!["-t", "1", "-c", to] };
+    let begun = Instant::now();
+    loop {
+        let output = std::process::Command::new("iperf3").args(&arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            return println!("{said}");
+        }
+        assert!(begun.elapsed() < PATIENCE, "{said}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Pings a host, which then is stopped; sends it much, and pings another one meanwhile; and pings it again
+/// when it goes on.
+fn ask_around(to: IpAddr, file: &Path, other: IpAddr) {
+    ping(to, &LARGE_SIZES);
+    offer(file);
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    for _ in 0..1000 {
+        // What there is no room for is lost.
+        let _ = socket.send_to(&[7; 60_000], (to, 9));
+    }
+    ping(other, &LARGE_SIZES);
+    println!("{other} answered meanwhile");
+    offer(file);
+    ping(to, &LARGE_SIZES);
+    println!("{to} answered again");
+}
+
 /// Pings a host, and sends it a stream.
-fn ask(to: IpAddr) {
-    ping(to);
+fn ask(to: IpAddr, sizes: &[usize]) {
+    ping(to, sizes);
     let begun = Instant::now();
     let mut stream = loop {
         match TcpStream::connect((to, PORT)) {
@@ -75,8 +146,8 @@ fn ask(to: IpAddr) {
     println!("{to} answered");
 }
 
-/// Sends echo requests of all sizes up to one with two fragments, until all were answered.
-fn ping(to: IpAddr) {
+/// Sends echo requests of these sizes, until all were answered.
+fn ping(to: IpAddr, sizes: &[usize]) {
     let (family, protocol, kinds) = match to {
         IpAddr::V4(_) => (AddressFamily::INET, ipproto::ICMP, (8, 0)),
         IpAddr::V6(_) => (AddressFamily::INET6, ipproto::ICMPV6, (128, 129)),
@@ -84,7 +155,7 @@ fn ping(to: IpAddr) {
     let socket = rustix::net::socket(family, SocketType::RAW, Some(protocol)).unwrap();
     let limit = Some(Duration::from_millis(500));
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, limit).unwrap();
-    for (number, len) in [0, 56, 1400, 2000, 5000].into_iter().enumerate() {
+    for (number, &len) in sizes.iter().enumerate() {
         let mut message = vec![kinds.0, 0, 0, 0, 0x12, 0x34, 0, number as u8];
         message.extend((0..len).map(pattern));
         if to.is_ipv4() {

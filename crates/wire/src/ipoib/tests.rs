@@ -1,7 +1,10 @@
 use super::*;
 
-const LINK: LinkAddress =
-    LinkAddress { qpn: 0x48, gid: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 1, 2, 3] };
+const LINK: LinkAddress = LinkAddress {
+    qpn: 0x48,
+    gid: [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 2, 0xc9, 3, 0, 1, 2, 3],
+    connects: false,
+};
 
 #[test]
 fn the_header_says_what_follows() {
@@ -51,10 +54,31 @@ fn arp_there_and_back() {
         wrong[at] = 6;
         assert!(Arp::parse(&wrong).is_err(), "{at}");
     }
-    // The flags are not part of the number.
+    // The flags are not part of the number, and only that of RC counts.
     let mut flags = bytes;
-    flags[8] = 0x80;
+    flags[8] = 0x40;
     assert_eq!(Arp::parse(&flags), Ok(asked));
+    flags[8] = 0x80;
+    let connects = LinkAddress { connects: true, ..LINK };
+    let with_flag = Arp { sender_link: connects, ..asked };
+    assert_eq!((Arp::parse(&flags), with_flag.to_bytes()), (Ok(with_flag), flags));
+    assert!(connects != LINK && connects.is_same_queue_pair(LINK));
+}
+
+#[test]
+fn private_data_there_and_back() {
+    let data = ConnectionData { qpn: 0x12_3456, receive_mtu: 65524 };
+    let bytes = data.to_bytes();
+    assert_eq!(bytes, [0, 0x12, 0x34, 0x56, 0, 0, 0xff, 0xf4]);
+    // They come padded to what a REQ or REP holds.
+    let mut padded = [0; 56];
+    padded[..8].copy_from_slice(&bytes);
+    assert_eq!(ConnectionData::parse(&padded), Ok(data));
+    padded[0] = 0xff;
+    assert_eq!(ConnectionData::parse(&padded), Ok(data), "the reserved field is ignored");
+    for len in 0..ConnectionData::LEN {
+        assert!(ConnectionData::parse(&bytes[..len]).is_err());
+    }
 }
 
 fn discovery() -> (Discovery, Vec<u8>) {

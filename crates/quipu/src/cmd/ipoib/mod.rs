@@ -1,7 +1,9 @@
 //! `quipu ipoib`: a network interface whose packets travel in datagrams of the adapter.
 
 mod carrier;
+mod connected;
 mod recorder;
+mod summary;
 mod transmitter;
 
 use std::ffi::OsString;
@@ -16,7 +18,7 @@ use quipu_host::nic::qos::Service;
 use quipu_host::packet::interface::Setup;
 use quipu_host::packet::tun::{Tun, TunError};
 use quipu_host::{Interrupts, WantedAddress};
-use quipu_ipoib::{Counters, Dropped, HEADER_LEN};
+use quipu_ipoib::{CONNECTED_MTU, HEADER_LEN};
 
 use self::carrier::{Carrier, Link, Settings};
 use self::recorder::Recorder;
@@ -27,6 +29,8 @@ use super::variables;
 
 /// What IPv6 needs (RFC 8200 5).
 const IPV6_MTU: usize = 1280;
+/// Adapters that are opened at most until the TCP port that belongs to the queue pair's number is free.
+const PORT_TRIES: usize = 16;
 /// How often it is looked whether the command, or the interface, is still there.
 const LOOK: Duration = Duration::from_millis(20);
 
@@ -48,7 +52,12 @@ pub(crate) struct Options {
     /// The name of the interface.
     #[arg(long, value_name = "NAME", default_value = "ib%d", value_parser = interface_name)]
     interface: String,
-    /// The longest IP packet. Default: what a datagram of the adapter holds, such as 2044 or 4092.
+    /// How packets for one neighbour travel. In connected mode, neighbours that are in this mode, too, get
+    /// them over reliable connections, and all others in datagrams.
+    #[arg(long, value_enum, default_value_t = Mode::Datagram)]
+    mode: Mode,
+    /// The longest IP packet. Default: what a datagram of the adapter holds, such as 2044 or 4092; in
+    /// connected mode 65520.
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
     /// The service level of the packets, which chooses their lane (docs/qos.md). Default: that of the rules
@@ -59,7 +68,7 @@ pub(crate) struct Options {
     /// subnet managers.
     #[arg(long, value_name = "KEY", default_value = "0xb1b", value_parser = key)]
     qkey: u32,
-    /// Say at the end what passed and what was dropped.
+    /// Say at the end what passed and what was dropped, and which connections there are.
     #[arg(long, short)]
     verbose: bool,
     #[command(flatten)]
@@ -74,11 +83,21 @@ pub(crate) struct Options {
     command: Vec<OsString>,
 }
 
+/// The mode of the interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    /// Unreliable datagrams for all packets (RFC 4391).
+    Datagram,
+    /// Reliable connections, and a large MTU (RFC 4755).
+    Connected,
+}
+
 const EXAMPLES: &str = "\
 Examples:
   quipu ipoib --address 10.7.0.1/24 -- iperf3 -s         a host with one interface, ib0
   quipu ipoib --address 10.7.0.2/24 -- iperf3 -c 10.7.0.1      another one, here or elsewhere
   quipu ipoib --address 10.7.0.3/24 --address fd07::3/64 -- bash
+  quipu ipoib --mode connected --address fd07::6/64 -- iperf3 -s         packets of 65520 bytes
   quipu ipoib --sl 1 --qos qos.toml --address 10.7.0.4/24 -- bash      in the lane of level 1
   sudo quipu ipoib --address 10.7.0.5/24                 the interface is the machine's own
 
@@ -115,11 +134,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         Interrupts::block().map_err(|error| Failure::new("cannot wait for signals", error, ""))?;
     options.qos.check()?;
     check_gateways(options)?;
-    let device = open(options)?;
     let recorder = recorder(options)?;
-    let of_rules = || options.qos.level_of(&Service { is_ipoib: true, ..Service::default() });
-    let sl = options.sl.unwrap_or_else(of_rules);
-    let link = Link::new(&device, options.qkey, sl).map_err(no_queue_pair)?;
+    let link = link(options)?;
     let mtu = mtu(options, link.max_message())?;
     let (addresses, tun) = interface(options, &link, mtu)?;
     let settings = Settings { mtu, addresses, gateways: options.gateway.clone() };
@@ -132,7 +148,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
         }
     };
     if options.verbose || options.command.is_empty() {
-        eprintln!("{}", summary(&carrier.counters()));
+        if let Some(why) = carrier.failure() {
+            eprintln!("ipoib: the interface carried no packets at the end: {why}");
+        }
+        let (counters, connections) = carrier.counters();
+        eprintln!("{}", summary::of(&counters, &connections));
     }
     outcome
 }
@@ -153,6 +173,28 @@ fn open(options: &Options) -> Result<Device, Failure> {
     Device::open(config).map_err(|error| failed(&error))
 }
 
+/// The queue pair of the interface, and in connected mode the port for requests.
+fn link(options: &Options) -> Result<Link, Failure> {
+    let of_rules = || options.qos.level_of(&Service { is_ipoib: true, ..Service::default() });
+    let sl = options.sl.unwrap_or_else(of_rules);
+    // Adapters that are not used stay open until another one is found: it gets another port then.
+    let mut unused = Vec::new();
+    loop {
+        let mut link = Link::new(&open(options)?, options.qkey, sl).map_err(no_queue_pair)?;
+        if options.mode == Mode::Datagram {
+            return Ok(link);
+        }
+        match link.listen() {
+            Ok(()) => return Ok(link),
+            Err(_) if unused.len() + 1 < PORT_TRIES => unused.push(link),
+            Err(error) => {
+                let remedy = "give another --device, or use --mode datagram";
+                return Err(Failure::new("cannot take connections", error, remedy));
+            }
+        }
+    }
+}
+
 fn recorder(options: &Options) -> Result<Option<Recorder>, Failure> {
     let Some(path) = &options.pcap else { return Ok(None) };
     let file = prepared(path, "--pcap", "capture packets")?;
@@ -163,7 +205,10 @@ fn recorder(options: &Options) -> Result<Option<Recorder>, Failure> {
 }
 
 fn mtu(options: &Options, max_message: usize) -> Result<usize, Failure> {
-    let most = max_message - HEADER_LEN;
+    let most = match options.mode {
+        Mode::Datagram => max_message - HEADER_LEN,
+        Mode::Connected => CONNECTED_MTU,
+    };
     let wanted = options.mtu.map_or(most, |mtu| mtu as usize);
     let has_ipv6 = options.address.iter().any(|(ip, _)| ip.is_ipv6());
     let least = if has_ipv6 { IPV6_MTU } else { 68 };
@@ -176,7 +221,7 @@ fn mtu(options: &Options, max_message: usize) -> Result<usize, Failure> {
         false => format!("it has to be from {least} to {most}"),
     };
     let remedy = match most < least {
-        true => "give IPv4 addresses only, or a larger MTU to the network below (docs/ipoib.md)",
+        true => "give --mode connected, IPv4 addresses only, or a larger MTU to the network below",
         false => "give another --mtu, or a larger MTU to the network below (docs/ipoib.md)",
     };
     Err(Failure::new(what, why, remedy).with_code(2))
@@ -279,17 +324,4 @@ fn supervise(interrupts: &Interrupts, mut child: Child) -> Result<ExitCode, Fail
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
     }
-}
-
-/// What passed, and why some was dropped.
-fn summary(counters: &Counters) -> String {
-    let Counters { sent, received, asked, answered, .. } = counters;
-    let dropped = Dropped::ALL.iter().filter(|why| counters.dropped_for(**why) > 0);
-    let dropped: Vec<_> =
-        dropped.map(|why| format!("{} {}", why.name(), counters.dropped_for(*why))).collect();
-    let dropped = if dropped.is_empty() { "none".to_owned() } else { dropped.join(", ") };
-    format!(
-        "ipoib: {sent} packets sent, {received} received; {asked} addresses asked for, \
-         {answered} answers; dropped: {dropped}"
-    )
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use quipu::{
     Access, Completion, CompletionQueue, DatagramAddress, DatagramQueuePair, Destination, Error,
-    Gid, MemoryRegion, ProtectionDomain, QpNum, Request,
+    Fault, Gid, MemoryRegion, ProtectionDomain, QpNum, Request,
 };
 use quipu_ipoib::Destination as To;
 
@@ -99,6 +99,7 @@ impl Transmitter {
                 let group = std::net::Ipv6Addr::from(gid).into();
                 self.pd.group_at_level(group, self.qkey, self.sl)
             }
+            To::Connection(_) => Err(Fault::Invalid("no datagram goes over a connection").into()),
         }
     }
 
