@@ -1,4 +1,4 @@
-//! IP over InfiniBand: an engine in connected mode that gets datagrams and messages of peers, packets of the
+//! IP over InfiniBand: an engine in either mode, mostly the connected one, that gets datagrams and messages of peers, packets of the
 //! kernel, requests for connections and their ends from the input, in any order and at any time. The first
 //! octet of each operation chooses what comes, and whether its fields are made likely.
 #![no_main]
@@ -57,10 +57,10 @@ impl Model {
     }
 }
 
-fn new() -> Engine {
+fn new(connects: bool) -> Engine {
     Engine::new(Config {
-        link: LinkAddress { connects: true, ..link(1) },
-        mtu: MTU,
+        link: LinkAddress { connects, ..link(1) },
+        mtu: if connects { MTU } else { DATAGRAM_MTU },
         datagram_mtu: DATAGRAM_MTU,
         connection_slots: SLOTS,
         addresses: vec![
@@ -270,7 +270,8 @@ fn packet(engine: &mut Engine, now_ns: u64, how: u8, bytes: &mut [u8], model: &m
 
 fuzz_target!(|input: &[u8]| {
     SHARES.begin();
-    let (mut engine, mut rest, mut now_ns) = (new(), input, 0_u64);
+    let connects = input.last().is_none_or(|last| last & 7 != 7);
+    let (mut engine, mut rest, mut now_ns) = (new(connects), input, 0_u64);
     let mut model = Model::default();
     while let [how, len, behind @ ..] = rest {
         let (bytes, behind) = behind.split_at(usize::from(*len).min(behind.len()));
