@@ -13,9 +13,9 @@
 
 /// Waits that are longer on average are left to the kernel.
 const WORTH_NS: u64 = 500_000;
-/// Where sleeping processors wake late, two ends that both sleep wait for each other's wake-ups only, and would
-/// for ever. So of waits that may be such, one of so many is looked for, as long as a look can be: what the other
-/// end gets sooner, it answers sooner.
+/// Where sleeping processors wake late, two ends that both sleep wait for each other's wake-ups only, and
+/// would for ever. So of waits that may be such, one of so many is looked for, as long as a look can be: what
+/// the other end gets sooner, it answers sooner.
 const MAYBE_WAKING_NS: u64 = 1_500_000;
 const TRIED: u32 = 32;
 /// Shortest and longest look.
@@ -84,7 +84,7 @@ impl Patience {
             return 0;
         }
         if self.expected > WORTH_NS {
-            let is_tried = self.waits % TRIED == 0 && self.expected <= MAYBE_WAKING_NS;
+            let is_tried = self.waits.is_multiple_of(TRIED) && self.expected <= MAYBE_WAKING_NS;
             return if is_tried { LONGEST_NS } else { 0 };
         }
         (self.expected * 2).clamp(SHORTEST_NS, LONGEST_NS)
@@ -198,8 +198,8 @@ mod tests {
         assert_eq!(patience.budget_ns(0), SHORTEST_NS);
     }
 
-    /// Two ends that send one message to and fro for a second. What a sleeping end gets, it gets `waking` later.
-    /// How many messages found the receiver looking.
+    /// Two ends that send one message to and fro for a second. What a sleeping end gets, it gets `waking`
+    /// later. How many messages found the receiver looking.
     fn ping_pong(ends: &mut [Patience; 2], waking: u64) -> usize {
         let (mut now, mut found) = (1_000_000_000, 0);
         let mut since = [now - 2 * waking; 2];
