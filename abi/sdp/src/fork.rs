@@ -12,7 +12,7 @@ use quipu_cabi::Errno;
 
 use crate::establish::{Held, all, find, hold, unpark};
 use crate::helper::Helper;
-use crate::relay::{self, Relayed, relaying};
+use crate::relay::{self, Relayed, Relaying, relaying};
 use crate::socket::{Phase, Socket};
 use crate::table::{self, Entry};
 use crate::{both, helper, pass, process};
@@ -43,24 +43,25 @@ pub(crate) struct Lost {
 #[derive(Default)]
 pub(crate) struct Fork {
     /// The child does not have the threads that may hold them.
-    _relaying: Option<MutexGuard<'static, ()>>,
     _helper: Option<MutexGuard<'static, Option<Helper>>>,
     sockets: Option<Held>,
+    ends: Option<MutexGuard<'static, Vec<RawFd>>>,
+    table: Option<table::Held>,
     /// The table as it was.
     pub(crate) known: Vec<(RawFd, Entry)>,
     /// What becomes of its sockets in the child.
     pub(crate) lost: HashMap<RawFd, Arc<Lost>>,
     /// Descriptors of this library that the child closes.
     own: Vec<RawFd>,
+    /// Dropped at the end: handlers of the program run then.
+    _relaying: Option<Relaying>,
 }
 
 /// A fork begins. The thread may hold locks of this library unless `may_lock`: then the child cannot use its
 /// sockets.
 pub(crate) fn before(may_lock: bool) -> Fork {
-    let mut fork = Fork { known: table::all(), ..Fork::default() };
-    if may_lock {
-        fork._relaying = Some(relaying());
-    }
+    let mut fork = Fork { _relaying: may_lock.then(relaying), ..Fork::default() };
+    fork.known = table::all();
     for (fd, entry) in &fork.known {
         let (socket, shows) = match entry {
             Entry::Sdp(socket) => (Arc::clone(socket), true),
@@ -70,12 +71,7 @@ pub(crate) fn before(may_lock: bool) -> Fork {
             },
             _ => continue,
         };
-        let mut lost = Lost {
-            number: socket.number,
-            names: Relayed::default(),
-            listens: false,
-            control: None,
-        };
+        let mut lost = Lost::unknown(&socket);
         if may_lock {
             lost.share(&socket);
             if lost.listens && shows {
@@ -86,7 +82,6 @@ pub(crate) fn before(may_lock: bool) -> Fork {
         fork.lost.insert(*fd, Arc::new(lost));
     }
     if may_lock {
-        fork.own.extend(relay::ends());
         fork.own.extend(helper::asking().map(|[asked, _]| asked));
         for socket in all() {
             let state = socket.lock();
@@ -95,11 +90,24 @@ pub(crate) fn before(may_lock: bool) -> Fork {
         }
         fork.sockets = Some(hold());
         fork._helper = Some(helper::helper());
+        // From now on the thread calls nothing that looks for sockets.
+        fork.ends = Some(relay::ends());
+        fork.table = Some(table::hold());
     }
     fork
 }
 
 impl Lost {
+    /// A socket that the parent cannot help with.
+    pub(crate) fn unknown(socket: &Socket) -> Self {
+        Self { number: socket.number, names: Relayed::default(), listens: false, control: None }
+    }
+
+    /// Whether it is this socket.
+    pub(crate) fn is_of(&self, socket: &Socket) -> bool {
+        self.number == socket.number
+    }
+
     /// The child may use a socket as far as the parent can help.
     fn share(&mut self, socket: &Socket) {
         let state = socket.lock();
@@ -142,12 +150,16 @@ fn ask(
 }
 
 /// In the child.
-pub(crate) fn in_child(fork: Fork) {
+pub(crate) fn in_child(mut fork: Fork) {
     fork.own.iter().copied().for_each(crate::sys::close);
-    if let Some(sockets) = fork.sockets {
+    if let Some(ends) = &mut fork.ends {
+        ends.drain(..).for_each(crate::sys::close);
+    }
+    if let Some(sockets) = fork.sockets.take() {
         sockets.forget();
     }
-    table::lose_sockets(fork.known, &fork.lost);
+    let mut table = fork.table.take().unwrap_or_else(table::hold);
+    table::lose_sockets(&mut table, std::mem::take(&mut fork.known), &fork.lost);
 }
 
 /// Answers what children ask at a descriptor.
@@ -155,7 +167,7 @@ pub(crate) fn answer(control: RawFd) {
     let mut room = [0_u8; LONGEST];
     loop {
         match pass::receive(control, &mut room, libc::MSG_DONTWAIT) {
-            Err(_) => return,
+            Err(_) | Ok((0, _)) => return,
             Ok((len, Some(to))) => answer_one(&room[..len], &to),
             Ok((_, None)) => {}
         }

@@ -5,13 +5,20 @@
 
 use std::ptr;
 
-use libc::{c_int, pid_t, siginfo_t, sigset_t};
+use libc::{c_int, itimerval, pid_t, siginfo_t, sigset_t, timeval};
 
 use crate::process;
 use crate::sys::{BlockedSignals, system};
 
+unsafe extern "C" {
+    fn setitimer(which: c_int, new: *const itimerval, old: *mut itimerval) -> c_int;
+}
+const ITIMER_REAL: c_int = 0;
+
 /// `SI_KERNEL`: the kernel has sent a signal by itself, as a terminal does for all processes that it has.
 const BY_KERNEL: c_int = 0x80;
+/// `SI_TIMER`: a timer of the program that was here, which exec would have ended.
+const BY_TIMER: c_int = -2;
 
 /// Returns in a child, which is to become the program; this process stays without the program's descriptors
 /// until that ends. Returns in this process, and the connections end, if threads of the program might go on,
@@ -22,6 +29,8 @@ pub(crate) fn stay(close_all: impl FnOnce(), ends: impl FnOnce()) {
     }
     let signals = BlockedSignals::new();
     let before = set_action(libc::SIGCHLD, None);
+    // A program has the alarm of the one whose place it takes; a child has none.
+    let alarm = set_alarm(&NO_ALARM);
     // SAFETY: this is the only thread of the program.
     let child = unsafe { libc::fork() };
     if child > 0 {
@@ -31,6 +40,7 @@ pub(crate) fn stay(close_all: impl FnOnce(), ends: impl FnOnce()) {
         end_as(status);
     }
     set_action(libc::SIGCHLD, Some(&before));
+    set_alarm(&alarm);
     if child == 0 {
         // SAFETY: prctl(2) with integers: a signal that this process cannot pass on ends the child, too.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -47,6 +57,19 @@ fn set_action(signal: c_int, action: Option<&libc::sigaction>) -> libc::sigactio
         libc::sigaction(signal, action.unwrap_or(&default), &raw mut before);
         before
     }
+}
+
+const NO_ALARM: itimerval = itimerval {
+    it_interval: timeval { tv_sec: 0, tv_usec: 0 },
+    it_value: timeval { tv_sec: 0, tv_usec: 0 },
+};
+
+/// Sets the alarm of the process; what it was before.
+fn set_alarm(alarm: &itimerval) -> itimerval {
+    let mut before = NO_ALARM;
+    // SAFETY: the call reads and writes live variables.
+    unsafe { setitimer(ITIMER_REAL, alarm, &raw mut before) };
+    before
 }
 
 fn all_signals() -> sigset_t {
@@ -73,10 +96,23 @@ fn wait_for(child: pid_t) -> c_int {
                     return status;
                 }
             }
-            // SAFETY: kill(2) of the child, which was not waited for.
-            1.. if by != BY_KERNEL => drop(unsafe { libc::kill(child, signal) }),
+            1.. if by != BY_TIMER && (by != BY_KERNEL || !is_of_terminal(signal)) => {
+                // SAFETY: kill(2) of the child, which was not waited for.
+                unsafe { libc::kill(child, signal) };
+            }
             _ => {}
         }
+    }
+}
+
+/// Whether a terminal sends a signal to all processes that it has, so that the child has got it, too. The
+/// leader of a session hears alone that its terminal has gone.
+fn is_of_terminal(signal: c_int) -> bool {
+    match signal {
+        // SAFETY: system calls with integers.
+        libc::SIGHUP => unsafe { libc::getsid(0) != libc::getpid() },
+        libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => true,
+        _ => matches!(signal, libc::SIGCONT | libc::SIGWINCH),
     }
 }
 
@@ -105,14 +141,16 @@ fn ended(child: pid_t) -> Option<c_int> {
 fn end_as(status: c_int) -> ! {
     if libc::WIFSIGNALED(status) {
         let signal = libc::WTERMSIG(status);
-        let (all, none) = (all_signals(), ptr::null_mut());
         let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         set_action(signal, None);
         // SAFETY: calls with live variables. The memory is not that of the program that failed.
         unsafe {
             libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core);
             libc::raise(signal);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const all, none);
+            // Not others that wait: their handlers are those of the program that was here.
+            let mut one: sigset_t = std::mem::zeroed();
+            libc::sigaddset(&raw mut one, signal);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const one, ptr::null_mut());
         }
     }
     // SAFETY: nothing is left to do.

@@ -116,6 +116,8 @@ reals! {
         -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> isize;
     fclose(stream: *mut FILE) -> c_int;
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> isize;
+    freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> isize;
     execve(path: *const c_char, args: List, env: List) -> c_int;
     execv(path: *const c_char, args: List) -> c_int;
     execvp(file: *const c_char, args: List) -> c_int;

@@ -14,21 +14,23 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{c_int, iovec, timeval};
 use quipu_cabi::Errno;
 
 use crate::establish::{add_descriptor, remove_descriptor};
 use crate::real;
-use crate::socket::{Direction, Phase, Socket};
+use crate::socket::{Direction, Patience, Phase, Socket};
 use crate::sys::{BlockedSignals, system};
 use crate::table::{self, Entry};
 
 /// Bytes that are copied at a time.
 const PART: usize = 64 << 10;
-/// How long a thread that waits for the peer does not look whether the program has gone.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A thread waits for the peer; how long it does not look whether the program has gone.
+const WAITS: Option<Patience> = Some((true, Some(Duration::from_secs(1))));
+/// How long a peer may read nothing of what the program has sent, once that is gone.
+const MOST_UNREAD: Duration = Duration::from_nanos(quipu_sdp::FIN_WAIT_NS);
 /// Between two looks whether calls that began before the relay are over.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -46,7 +48,7 @@ static ENDS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// The process ends: each relay sends what the program has written, and then ends its stream.
 pub(crate) fn end_all() {
-    let ends = ENDS.lock().unwrap_or_else(PoisonError::into_inner);
+    let ends = ends();
     // What lies there is still read. The lock keeps the descriptors open.
     ends.iter().for_each(|&end| shut(end, libc::SHUT_RD));
 }
@@ -64,17 +66,26 @@ struct Relay {
     is_over: AtomicBool,
 }
 
-/// Held while a relay begins, and while a descriptor of a shared socket is forgotten: it is open meanwhile.
+/// Held while a relay begins, and while a descriptor of a socket is forgotten: it is open meanwhile.
 static RELAYING: Mutex<()> = Mutex::new(());
 
+/// No relay begins while it lives. No handler of the program runs meanwhile in this thread: it may close a
+/// descriptor.
+pub(crate) struct Relaying {
+    _lock: MutexGuard<'static, ()>,
+    /// Dropped after the lock: handlers run then.
+    _signals: BlockedSignals,
+}
+
 /// Keeps relays from beginning.
-pub(crate) fn relaying() -> MutexGuard<'static, ()> {
-    RELAYING.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn relaying() -> Relaying {
+    let _signals = BlockedSignals::new();
+    Relaying { _lock: RELAYING.lock().unwrap_or_else(PoisonError::into_inner), _signals }
 }
 
 /// This library's ends of pairs that are relayed.
-pub(crate) fn ends() -> Vec<RawFd> {
-    ENDS.lock().unwrap_or_else(PoisonError::into_inner).clone()
+pub(crate) fn ends() -> MutexGuard<'static, Vec<RawFd>> {
+    ENDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Relays a connection. Whether it is relayed now.
@@ -118,16 +129,13 @@ pub(crate) fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result
             set_timeout(first, name, limit);
         }
     }
-    state.options.receive_timeout = Some(PATIENCE);
-    state.options.send_timeout = None;
     let by = std::process::id();
     let relayed = Arc::new(Relayed { by, local: state.local, peer: state.peer });
+    socket.is_relayed.store(true, Ordering::SeqCst);
     drop(state);
     if has_shut {
         shut(first, libc::SHUT_WR);
     }
-    socket.nonblocking.store(false, Ordering::Relaxed);
-    socket.is_relayed.store(true, Ordering::SeqCst);
     // Calls that wait go to the kernel.
     socket.changed.notify_all();
     // The relay holds the connection when the program's descriptors stand for something else.
@@ -135,7 +143,7 @@ pub(crate) fn begin(socket: &Arc<Socket>, first: RawFd, fds: &[RawFd]) -> Result
     for &fd in fds {
         table::put(fd, Entry::Relayed(Arc::clone(&relayed)));
     }
-    ENDS.lock().unwrap_or_else(PoisonError::into_inner).push(end.as_raw_fd());
+    ends().push(end.as_raw_fd());
     let relay = Relay { socket: Arc::clone(socket), end, is_over: AtomicBool::new(false) };
     start(Arc::new(relay))
 }
@@ -185,7 +193,7 @@ impl Relay {
         self.wait_for_calls(Direction::In);
         let mut memory = vec![0; PART];
         while !self.is_over.load(Ordering::Acquire) {
-            match self.socket.receive_while(&piece(&mut memory), 0, || true) {
+            match self.socket.receive_while(&piece(&mut memory), 0, WAITS, || true) {
                 Ok(0) => return self.shut(libc::SHUT_WR),
                 Ok(count) if !self.pass_on(&memory[..count]) => return,
                 Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => {}
@@ -227,32 +235,46 @@ impl Relay {
             }
         }
         let _ = self.socket.shut_down(libc::SHUT_WR);
-        self.wait_for_hang_up();
+        self.hangs_up_within(-1);
         self.finish();
     }
 
+    /// Sends to the peer. False when that is gone, or reads nothing although the program is gone.
     fn send_all(&self, mut bytes: &mut [u8]) -> bool {
+        let mut waits_since = None;
         while !bytes.is_empty() {
-            match self.socket.send_now(&piece(bytes), libc::MSG_NOSIGNAL) {
-                Ok(count) => bytes = &mut bytes[count..],
-                Err(Errno::EAGAIN | Errno::EINTR) => {}
+            match self.socket.send_now(&piece(bytes), libc::MSG_NOSIGNAL, WAITS) {
+                Ok(count) => (bytes, waits_since) = (&mut bytes[count..], None),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) if !self.hangs_up_within(0) => {}
+                Err(Errno::EAGAIN) => {
+                    let since = *waits_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > MOST_UNREAD {
+                        return false;
+                    }
+                }
                 Err(_) => return false,
             }
         }
         true
     }
 
-    /// Waits until no process has a descriptor of the program's end.
-    fn wait_for_hang_up(&self) {
+    /// Whether no process has a descriptor of the program's end, after at most so many ms; -1: it waits.
+    fn hangs_up_within(&self, ms: c_int) -> bool {
         let mut entry = libc::pollfd { fd: self.end.as_raw_fd(), events: 0, revents: 0 };
-        // SAFETY: one live entry.
-        while unsafe { real::poll(&raw mut entry, 1, -1) } < 0 && Errno::last() == Errno::EINTR {}
+        loop {
+            // SAFETY: one live entry.
+            match system(unsafe { real::poll(&raw mut entry, 1, ms) }) {
+                Err(Errno::EINTR) => {}
+                found => return found != Ok(0),
+            }
+        }
     }
 
     fn finish(&self) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             let end = self.end.as_raw_fd();
-            ENDS.lock().unwrap_or_else(PoisonError::into_inner).retain(|&fd| fd != end);
+            ends().retain(|&fd| fd != end);
             remove_descriptor(&self.socket);
         }
     }

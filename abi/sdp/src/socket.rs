@@ -126,6 +126,9 @@ pub(crate) enum Direction {
     Out,
 }
 
+/// Whether a call waits, and for how long; none: for ever.
+pub(crate) type Patience = (bool, Option<Duration>);
+
 /// What a call ends with that the kernel is to do, because the socket is relayed. It is no error of the
 /// system.
 pub(crate) const KERNELS: Errno = Errno(-1);
@@ -282,6 +285,10 @@ impl Socket {
         note: impl FnOnce(&mut Ready),
     ) -> Result<(), Errno> {
         let mut state = self.lock();
+        if self.is_relayed() {
+            // The kernel knows what it is ready for.
+            return Ok(());
+        }
         let is_new = !state.ready.was_watched();
         state.ready.watch(fd)?;
         note(&mut state.ready);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
 
 use crate::establish::{add_descriptor, remove_descriptor};
 use crate::fork::Lost;
@@ -112,16 +112,17 @@ pub(crate) fn forget(fd: RawFd) {
     if word.load(Ordering::Acquire) & mask == 0 {
         return;
     }
-    let is_shared = |socket: &Arc<Socket>| socket.is_shared.load(Ordering::SeqCst);
-    let _relaying = socket(fd).filter(is_shared).map(|_| relaying());
+    // A relay that another thread begins may use the descriptor.
+    let relaying = socket(fd).map(|_| relaying());
     word.fetch_and(!mask, Ordering::AcqRel);
     let before = TABLE.write().unwrap_or_else(PoisonError::into_inner).remove(&fd);
     if let Some(Entry::Sdp(socket)) = &before
         && socket.descriptors.load(Ordering::Acquire) == 1
-        && is_shared(socket)
+        && socket.is_shared.load(Ordering::SeqCst)
     {
         leave_to_children(socket, fd);
     }
+    drop(relaying);
     dropped(before);
 }
 
@@ -148,23 +149,40 @@ pub(crate) fn range(first: u32, last: u32) -> Vec<RawFd> {
     table.keys().filter(inside).copied().collect()
 }
 
-/// In a child of fork(2): the sockets of SDP are the parent's. Others may hold the lock, which the child
-/// would never get: so there is a new table.
-pub(crate) fn lose_sockets(known: Vec<(RawFd, Entry)>, lost: &HashMap<RawFd, Arc<Lost>>) {
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
+/// The table, locked while the process forks: a child has no thread that may hold the lock.
+pub(crate) type Held = RwLockWriteGuard<'static, HashMap<RawFd, Entry>>;
+
+/// Keeps the table as it is.
+pub(crate) fn hold() -> Held {
+    TABLE.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In a child of fork(2): the sockets of SDP are the parent's. Their locks may be held by threads that this
+/// process does not have: they are never touched.
+pub(crate) fn lose_sockets(
+    table: &mut HashMap<RawFd, Entry>,
+    known: Vec<(RawFd, Entry)>,
+    lost: &HashMap<RawFd, Arc<Lost>>,
+) {
     for (fd, entry) in known {
-        let Some(lost) = lost.get(&fd).cloned() else { continue };
-        if let Entry::Candidate(candidate) = &entry {
-            if let Ok(mut twin) = candidate.twin.try_lock() {
-                std::mem::forget(twin.take());
+        match entry {
+            Entry::Candidate(candidate) => {
+                if let Ok(mut twin) = candidate.twin.try_lock() {
+                    std::mem::forget(twin.take());
+                }
+                if let Some(lost) = lost.get(&fd) {
+                    let _ = candidate.parents_twin.set(Arc::clone(lost));
+                }
             }
-            let _ = candidate.parents_twin.set(lost);
-        } else if let Entry::Sdp(socket) = entry {
-            // Its lock may be held by a thread that this process does not have: it is never touched.
-            std::mem::forget(socket);
-            if let Some(Entry::Sdp(socket)) = table.insert(fd, Entry::Lost(lost)) {
-                std::mem::forget(socket);
-            }
+            entry => std::mem::forget(entry),
+        }
+    }
+    for (fd, entry) in table {
+        if let Entry::Sdp(socket) = entry {
+            // Another thread may have made it a moment ago.
+            let known = lost.get(fd).filter(|lost| lost.is_of(socket)).cloned();
+            let lost = known.unwrap_or_else(|| Arc::new(Lost::unknown(socket)));
+            std::mem::forget(std::mem::replace(entry, Entry::Lost(lost)));
         }
     }
 }

@@ -7,7 +7,7 @@ use libc::{c_int, iovec};
 use quipu_cabi::Errno;
 use quipu_sdp::{Readable, Way};
 
-use crate::socket::{Direction, KERNELS, Socket, State};
+use crate::socket::{Direction, KERNELS, Patience, Socket, State};
 use crate::wait::Step;
 
 /// Most bytes that one advertised buffer has.
@@ -138,18 +138,23 @@ impl Socket {
     /// [`KERNELS`], in addition to those of send(2).
     pub(crate) fn send(&self, list: &[iovec], flags: c_int) -> Result<usize, Errno> {
         let _call = self.call(Direction::Out)?;
-        self.send_now(list, flags)
+        self.send_now(list, flags, None)
     }
 
-    /// As send(2), also where the socket is relayed.
-    pub(crate) fn send_now(&self, list: &[iovec], flags: c_int) -> Result<usize, Errno> {
-        let patient = self.is_patient(flags);
+    /// As send(2), also where the socket is relayed. `patience`: none for that of the program.
+    pub(crate) fn send_now(
+        &self,
+        list: &[iovec],
+        flags: c_int,
+        patience: Option<Patience>,
+    ) -> Result<usize, Errno> {
         let urgent = flags & libc::MSG_OOB != 0;
-        let (threshold, limit) = {
+        let (patient, limit, threshold) = {
             let mut state = self.lock();
+            let programs = || (self.is_patient(flags), state.options.send_timeout);
+            let (patient, limit) = patience.unwrap_or_else(programs);
             let may = patient && !urgent;
-            let threshold = if may { state.zero_copy_threshold(list) } else { 0 };
-            (threshold, state.options.send_timeout)
+            (patient, limit, if may { state.zero_copy_threshold(list) } else { 0 })
         };
         let mut sending = Sending { list, done: 0, urgent, threshold, advertised: None };
         let mut result = self.wait(patient, limit, |state| sending.step(state));
@@ -204,14 +209,16 @@ impl Socket {
     /// [`KERNELS`], in addition to those of recv(2).
     pub(crate) fn receive(&self, list: &[iovec], flags: c_int) -> Result<usize, Errno> {
         let _call = self.call(Direction::In)?;
-        self.receive_while(list, flags, || !self.is_relayed())
+        self.receive_while(list, flags, None, || !self.is_relayed())
     }
 
-    /// The same as long as something holds; then it ends with [`KERNELS`], unless it has octets.
+    /// The same as long as something holds; then it ends with [`KERNELS`], unless it has octets. `patience`:
+    /// none for that of the program.
     pub(crate) fn receive_while(
         &self,
         list: &[iovec],
         flags: c_int,
+        patience: Option<Patience>,
         holds: impl Fn() -> bool,
     ) -> Result<usize, Errno> {
         if flags & libc::MSG_OOB != 0 {
@@ -223,10 +230,11 @@ impl Socket {
         let wanted: usize = list.iter().map(|piece| piece.iov_len).sum();
         let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
         let least = if all { wanted } else { wanted.min(1) };
-        let limit = self.lock().options.receive_timeout;
+        let programs = || (self.is_patient(flags), self.lock().options.receive_timeout);
+        let (patient, limit) = patience.unwrap_or_else(programs);
         let mut done = 0;
         let mut is_reading = false;
-        let result = self.wait(self.is_patient(flags), limit, |state| {
+        let result = self.wait(patient, limit, |state| {
             if peek {
                 done = 0;
             }

@@ -148,7 +148,7 @@ fn messages_are_captured() {
 
 #[test]
 fn children_take_accepted_connections_over() {
-    for way in ["fork", "keep", "late"] {
+    for way in ["fork", "keep", "late", "forks"] {
         serve(way, ALL);
     }
 }
@@ -170,7 +170,7 @@ fn the_c_library_and_the_kernel_move_octets_by_themselves() {
 
 #[test]
 fn stdio_uses_a_connection_that_is_a_standard_descriptor() {
-    for way in ["dup2", "dup3", "dup", "dupfd", "zero", "exit"] {
+    for way in ["dup2", "dup3", "dup", "dupfd", "zero", "exit", "atexit"] {
         serve(way, ALL);
     }
 }
@@ -203,7 +203,9 @@ fn serve_few(way: &str) {
 
 #[test]
 fn signals_reach_the_program_that_took_the_place() {
-    serve_few("killed");
+    for way in ["killed", "alarm"] {
+        serve_few(way);
+    }
 }
 
 #[test]

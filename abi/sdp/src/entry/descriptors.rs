@@ -45,7 +45,7 @@ fn note_owner(fd: RawFd) {
 }
 
 /// A descriptor is about to be closed.
-fn forget(fd: RawFd) {
+pub(super) fn forget(fd: RawFd) {
     if table::get(fd).is_some() && process::is_own() {
         serve::<Void>("close", || {
             table::forget(fd);
@@ -103,7 +103,9 @@ pub(super) fn close_all() {
         all.retain(|&fd| is_open(fd));
         std::thread::sleep(Duration::from_millis(1));
     }
-    for fd in all {
+    // The program may have connections of larger numbers.
+    let known = table::range(FLOOR as c_uint, c_uint::MAX);
+    for fd in all.into_iter().chain(known) {
         forget(fd);
         crate::sys::close(fd);
     }

@@ -1,10 +1,11 @@
 //! Calls by which the C library or the kernel moves octets of a descriptor by itself: stdio and splice.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{FILE, c_char, c_int, c_uint, ssize_t};
 use quipu_cabi::Void;
 
+use super::descriptors::forget;
 use super::process::serve;
 use crate::table::{self, Entry};
 use crate::{fork, real};
@@ -51,6 +52,11 @@ unsafe extern "C-unwind" fn splice(
 /// Streams of stdio that [`fdopen`] has made of connections, by their addresses.
 static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
+/// Keeps streams from coming and going: a child of fork(2) has no thread that may hold the lock.
+pub(super) fn streams() -> MutexGuard<'static, Vec<usize>> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The result is a pointer.
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> isize {
@@ -58,19 +64,37 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> isize {
     // SAFETY: as the program called this.
     let stream = unsafe { real::fdopen(fd, mode) };
     if stream != 0 && table::relayed(fd).is_some() {
-        STREAMS.lock().unwrap_or_else(PoisonError::into_inner).push(stream as usize);
+        streams().push(stream as usize);
     }
     stream
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
-    let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    streams.retain(|known| *known != stream.addr());
-    drop(streams);
+    streams().retain(|known| *known != stream.addr());
+    // SAFETY: an open stream. The C library closes its descriptor by itself.
+    forget(unsafe { libc::fileno(stream) });
     // SAFETY: as the program called this.
     unsafe { real::fclose(stream) }
 }
+
+/// Defines freopen and its twin. The result is a pointer.
+macro_rules! freopen_like {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C-unwind" fn $name(
+            path: *const c_char, mode: *const c_char, stream: *mut FILE,
+        ) -> isize {
+            if !path.is_null() {
+                // SAFETY: an open stream. The C library closes its descriptor by itself.
+                forget(unsafe { libc::fileno(stream) });
+            }
+            // SAFETY: as the program called this.
+            unsafe { real::$name(path, mode, stream) }
+        }
+    )*};
+}
+freopen_like! { freopen freopen64 }
 
 unsafe extern "C" {
     static stdout: *mut FILE;
@@ -86,7 +110,7 @@ pub(super) fn flush_stdio() {
     let standard = unsafe { [(1, stdout), (2, stderr)] };
     let is_relayed = |(fd, _): &(c_int, *mut FILE)| table::relayed(*fd).is_some();
     let standard = standard.into_iter().filter(is_relayed).map(|(_, stream)| stream);
-    let streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let streams = streams();
     let opened = streams.iter().map(|at| std::ptr::with_exposed_provenance_mut(*at));
     for stream in standard.chain(opened) {
         // SAFETY: open streams: `fclose` forgets those of `fdopen` first.

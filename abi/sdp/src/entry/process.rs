@@ -1,6 +1,8 @@
 //! The beginning, the children and the end of the process.
 
 use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_void};
@@ -18,9 +20,13 @@ const MOST_FLUSH: Duration = Duration::from_secs(2);
 thread_local! {
     /// How deep this thread is in this library: what it does there is not the program's.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
-    /// What a fork by this thread needs.
-    static FORK: RefCell<Fork> = RefCell::default();
+    /// What a fork by this thread needs. Without a destructor: functions of atexit(3), before which the
+    /// destructors of this thread run, may fork.
+    static FORK: RefCell<ManuallyDrop<Forking>> = RefCell::default();
 }
+
+/// What a fork needs in this module, and elsewhere.
+type Forking = (Option<MutexGuard<'static, Vec<usize>>>, Fork);
 
 /// This thread is in the library while it lives.
 pub(super) struct Inside(());
@@ -68,10 +74,12 @@ unsafe extern "C" fn pthread_create(
         // SAFETY: as the caller called this.
         return unsafe { real::pthread_create(thread, attributes, start, argument) };
     }
+    process::note_own_thread();
     let begun = Box::into_raw(Box::new((start, argument))).cast();
     // SAFETY: as the caller called this, with a function that calls the caller's.
     let result = unsafe { real::pthread_create(thread, attributes, begin_inside, begun) };
     if result != 0 {
+        process::own_thread_ends();
         // SAFETY: no thread has it.
         drop(unsafe { Box::from_raw(begun.cast::<(Start, *mut c_void)>()) });
     }
@@ -82,7 +90,9 @@ extern "C-unwind" fn begin_inside(begun: *mut c_void) -> *mut c_void {
     // SAFETY: made by `pthread_create` for this thread alone.
     let (start, argument) = *unsafe { Box::from_raw(begun.cast::<(Start, *mut c_void)>()) };
     std::mem::forget(Inside::enter());
-    start(argument)
+    let result = start(argument);
+    process::own_thread_ends();
+    result
 }
 
 #[used]
@@ -99,13 +109,15 @@ extern "C" fn initialize() {
 extern "C" fn before() {
     let may_lock = !is_inside();
     serve::<Void>("fork", || {
-        FORK.with(|fork| *fork.borrow_mut() = fork::before(may_lock));
+        let fork = fork::before(may_lock);
+        let streams = may_lock.then(super::files::streams);
+        FORK.with(|forking| **forking.borrow_mut() = (streams, fork));
         Ok(())
     });
 }
 
-fn take_fork() -> Fork {
-    FORK.with(|fork| std::mem::take(&mut *fork.borrow_mut()))
+fn take_fork() -> Forking {
+    FORK.with(|fork| std::mem::take(&mut **fork.borrow_mut()))
 }
 
 extern "C" fn in_parent() {
@@ -116,9 +128,12 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    process::begin();
+    process::begin_child();
     adapter::forget();
-    fork::in_child(take_fork());
+    serve::<Void>("fork", || {
+        fork::in_child(take_fork().1);
+        Ok(())
+    });
 }
 
 #[used]

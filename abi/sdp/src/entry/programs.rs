@@ -1,5 +1,7 @@
 //! Starting programs: they do not know this library's connections, or are to forget them.
 
+use std::ffi::{CStr, CString};
+
 use libc::{c_char, c_int, c_void, pid_t};
 
 use super::descriptors;
@@ -25,25 +27,69 @@ fn is_inherited(fd: c_int) -> bool {
     flags >= 0 && flags & libc::FD_CLOEXEC == 0
 }
 
+/// The program that this process is about to become.
+enum Program {
+    /// By its path.
+    Path(*const c_char),
+    /// By a name, which the folders of `PATH` have, or by a path.
+    Named(*const c_char),
+    Other,
+}
+
+impl Program {
+    /// Whether this process may become that program, as far as is known before.
+    fn is_found(&self) -> bool {
+        let (Self::Path(name) | Self::Named(name)) = self else { return true };
+        if name.is_null() {
+            return false;
+        }
+        // SAFETY: the program passes a zero-terminated name; an environment has such values, too.
+        let (name, folders) = unsafe {
+            let folders = libc::getenv(c"PATH".as_ptr());
+            (CStr::from_ptr(*name), (!folders.is_null()).then(|| CStr::from_ptr(folders)))
+        };
+        let is_searched = matches!(self, Self::Named(_)) && !name.to_bytes().contains(&b'/');
+        match (is_searched, folders) {
+            (false, _) => may_run(name.to_bytes()),
+            (true, None) => true,
+            (true, Some(folders)) => {
+                let mut folders = folders.to_bytes().split(|byte| *byte == b':');
+                folders.any(|folder| match folder {
+                    [] => may_run(name.to_bytes()),
+                    _ => may_run(&[folder, b"/", name.to_bytes()].concat()),
+                })
+            }
+        }
+    }
+}
+
+fn may_run(path: &[u8]) -> bool {
+    let Ok(path) = CString::new(path) else { return false };
+    let (folder, flags) = (libc::AT_FDCWD, libc::AT_EACCESS);
+    // SAFETY: a live zero-terminated path.
+    unsafe { libc::faccessat(folder, path.as_ptr(), libc::X_OK, flags) == 0 }
+}
+
 /// This process is about to become another program. If that gets a connection, it is a child of this process,
 /// whose relay goes on.
-fn becomes_a_program() {
+fn becomes(program: &Program) {
     descriptors_are_inherited();
     let needs_relay = |fd: &c_int| {
         let relayer = table::relayed(*fd).map_or(0, |relayed| relayed.by);
         relayer == std::process::id() && is_inherited(*fd)
     };
-    if process::is_own() && table::range(0, u32::MAX).iter().any(needs_relay) {
+    let any = process::is_own() && table::range(0, u32::MAX).iter().any(needs_relay);
+    if any && program.is_found() {
         keeper::stay(descriptors::close_all, ends);
     }
 }
 
 /// Defines functions that turn this process into another program.
 macro_rules! exec_like {
-    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {$(
+    ($($name:ident($($arg:ident: $ty:ty),*) $program:expr;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> c_int {
-            becomes_a_program();
+            becomes(&$program);
             // SAFETY: as the program called this.
             unsafe { real::$name($($arg),*) }
         }
@@ -51,13 +97,15 @@ macro_rules! exec_like {
 }
 
 exec_like! {
-    execve(path: *const c_char, args: *const *const c_char, env: *const *const c_char);
-    execv(path: *const c_char, args: *const *const c_char);
-    execvp(file: *const c_char, args: *const *const c_char);
-    execvpe(file: *const c_char, args: *const *const c_char, env: *const *const c_char);
-    fexecve(fd: c_int, args: *const *const c_char, env: *const *const c_char);
+    execve(path: *const c_char, args: *const *const c_char, env: *const *const c_char)
+        Program::Path(path);
+    execv(path: *const c_char, args: *const *const c_char) Program::Path(path);
+    execvp(file: *const c_char, args: *const *const c_char) Program::Named(file);
+    execvpe(file: *const c_char, args: *const *const c_char, env: *const *const c_char)
+        Program::Named(file);
+    fexecve(fd: c_int, args: *const *const c_char, env: *const *const c_char) Program::Other;
     execveat(dir: c_int, path: *const c_char, args: *const *const c_char,
-        env: *const *const c_char, flags: c_int);
+        env: *const *const c_char, flags: c_int) Program::Other;
 }
 
 /// What posix_spawn(3) takes of which this library needs to know nothing.
@@ -98,9 +146,9 @@ unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(
 
 /// Defines functions that turn this process into another program, with a list of arguments.
 macro_rules! list_like {
-    ($($name:ident $before:ident;)*) => {
-        $(extern "C" fn $before() -> usize {
-            becomes_a_program();
+    ($($name:ident $before:ident $program:ident;)*) => {
+        $(extern "C" fn $before(name: *const c_char) -> usize {
+            becomes(&Program::$program(name));
             real::address_of!($name).expose_provenance()
         })*
 
@@ -109,7 +157,7 @@ macro_rules! list_like {
 }
 
 list_like! {
-    execl before_execl;
-    execlp before_execlp;
-    execle before_execle;
+    execl before_execl Path;
+    execlp before_execlp Named;
+    execle before_execle Path;
 }

@@ -37,21 +37,22 @@ fn begin_poll(fd: RawFd, urgent: bool) {
     claim(fd);
     let Some(socket) = table::socket(fd) else { return };
     serve::<Void>("poll", || {
-        POLLED.with(|polled| match polled.try_borrow_mut() {
-            Ok(mut polled) => {
-                socket.begin_poll(fd, urgent)?;
-                polled.push(socket);
-                Ok(())
+        let begun = POLLED.try_with(|polled| {
+            let mut polled = polled.try_borrow_mut().ok()?;
+            let begun = socket.begin_poll(fd, urgent);
+            if begun.is_ok() {
+                polled.push(Arc::clone(&socket));
             }
-            // A signal handler polls in the middle of this.
-            Err(_) => socket.watch(fd, false, urgent),
-        })
+            Some(begun)
+        });
+        // A signal handler polls in the middle of this, or the thread is about to end.
+        begun.ok().flatten().unwrap_or_else(|| socket.watch(fd, false, urgent))
     });
 }
 
 /// How many sockets this thread polls already, by a call that a signal handler has interrupted.
 fn polled() -> usize {
-    POLLED.with(|polled| polled.try_borrow().map_or(0, |polled| polled.len()))
+    POLLED.try_with(|polled| polled.try_borrow().map_or(0, |polled| polled.len())).unwrap_or(0)
 }
 
 /// The wait is over at all sockets but so many. `errno` stays.
@@ -60,13 +61,14 @@ fn end_polls(before: usize) {
         return;
     }
     let errno = Errno::last();
-    let ended = POLLED.with(|polled| match polled.try_borrow_mut() {
+    let ended = POLLED.try_with(|polled| match polled.try_borrow_mut() {
         Ok(mut polled) => {
             let before = before.min(polled.len());
             polled.split_off(before)
         }
         Err(_) => Vec::new(),
     });
+    let ended = ended.unwrap_or_default();
     ended.iter().for_each(|socket| socket.end_poll());
     drop(ended);
     errno.set();

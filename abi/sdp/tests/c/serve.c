@@ -32,7 +32,7 @@ static const char *way;
 static int is(const char *name) { return strcmp(way, name) == 0; }
 
 /* Each server process ends with its connection. */
-static int ends_itself(void) { return is("exec") || is("killed") || is("exit"); }
+static int ends_itself(void) { return is("exec") || is("killed") || is("alarm") || is("exit") || is("atexit"); }
 
 static void serve_plain(int fd)
 {
@@ -44,6 +44,14 @@ static void serve_plain(int fd)
     CHECK(len == 0);
 }
 
+/* The C library has closed the connection: another file that gets its number is none. */
+static int is_no_connection(int fd)
+{
+    struct sockaddr_in peer;
+    socklen_t len = sizeof peer;
+    return fd >= 0 && getpeername(fd, (struct sockaddr *)&peer, &len) < 0 && errno == ENOTSOCK;
+}
+
 static void serve_stdio(int fd)
 {
     FILE *in = fdopen(dup(fd), "r"), *out = fdopen(fd, "w");
@@ -52,6 +60,8 @@ static void serve_stdio(int fd)
     while ((c = getc(in)) != EOF)
         CHECK(putc(c, out) != EOF);
     CHECK(fclose(out) == 0 && fclose(in) == 0);
+    int null = open("/dev/null", O_RDONLY);
+    CHECK(null <= fd && is_no_connection(null) && close(null) == 0);
 }
 
 static void serve_many(int fd)
@@ -117,7 +127,7 @@ static void serve_zero(int fd)
     CHECK(fd == 0);
     while ((len = fread(buffer, 1, sizeof buffer, stdin)) > 0)
         CHECK(write(0, buffer, len) == (ssize_t)len);
-    clearerr(stdin);
+    CHECK(freopen("/dev/null", "r", stdin) && is_no_connection(0));
 }
 
 /* Another process gets the connection in a message. */
@@ -301,6 +311,62 @@ static void serve_midway(int fd)
     CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);
 }
 
+static volatile int is_over;
+
+static void *call_in_thread(void *fd)
+{
+    char byte;
+    while (!is_over)
+        CHECK(recv(*(int *)fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 1 || errno == EAGAIN);
+    return NULL;
+}
+
+/* Children begin while threads are in the library: they find no lock held for ever. */
+static void serve_forks(int fd)
+{
+    pthread_t threads[2];
+    struct sockaddr_in peer;
+    socklen_t len = sizeof peer;
+    int status;
+    is_over = 0;
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_create(&threads[i], NULL, call_in_thread, &fd) == 0);
+    for (int i = 0; i < 300; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0)
+            _exit(getpeername(fd, (struct sockaddr *)&peer, &len) != 0);
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    is_over = 1;
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    serve_plain(fd);
+}
+
+static void fork_at_exit(void)
+{
+    struct pollfd none = {.fd = 1000, .events = POLLIN};
+    pid_t child = fork();
+    int status;
+    if (child == 0)
+        _exit(poll(&none, 1, 0) == 1 ? 0 : 5);
+    CHECK(poll(&none, 1, 0) == 1 && waitpid(child, &status, 0) == child);
+    _exit(status == 0 ? 3 : 6);
+}
+
+/* The program forks and polls when variables of its threads are gone. */
+static void serve_atexit(int fd)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    pid_t child = fork();
+    if (child == 0)
+        _exit(0);
+    CHECK(waitpid(child, NULL, 0) == child && poll(&ready, 1, -1) == 1);
+    serve_plain(fd);
+    CHECK(atexit(fork_at_exit) == 0);
+}
+
 static void serve(int fd)
 {
     struct sockaddr_in peer;
@@ -323,6 +389,8 @@ static void serve(int fd)
         serve_thread(fd);
     else if (is("midway"))
         serve_midway(fd);
+    else if (is("forks"))
+        serve_forks(fd);
     else if (is("zero"))
         serve_zero(fd);
     else if (is("passed"))
@@ -388,6 +456,8 @@ static void server(int listener)
         ;
 }
 
+static void *nothing(void *argument) { return argument; }
+
 /* Processes that have the listening socket themselves, and become another program with the connection, or end
  * with octets in the buffer of stdio. */
 static void server_that_ends(struct sockaddr_in at, int ready)
@@ -407,11 +477,26 @@ static void server_that_ends(struct sockaddr_in at, int ready)
         CHECK(bind(listener, (struct sockaddr *)&at, sizeof at) == 0 && listen(listener, 5) == 0);
         CHECK(write(ready, "", 1) == 1);
         int fd = accept(listener, NULL, NULL);
-        CHECK(fd >= 0 && close(listener) == 0 && dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
+        CHECK(fd >= 0 && close(listener) == 0);
+        if (is("atexit")) {
+            serve_atexit(fd);
+            exit(0);
+        }
+        CHECK(dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
         CHECK(close(fd) == 0);
         if (is("exec")) {
+            pid_t own = getpid();
             CHECK(execl("/nowhere", "nothing", (char *)0) < 0 && errno == ENOENT);
+            CHECK(execlp("nothing.of-that-name", "nothing", (char *)0) < 0 && errno == ENOENT);
+            CHECK(getpid() == own);
+            /* A thread that has ended is no hindrance. */
+            pthread_t thread;
+            CHECK(pthread_create(&thread, NULL, nothing, NULL) == 0 && pthread_join(thread, NULL) == 0);
             execl("/bin/sh", "sh", "-c", "cat; exit 3", (char *)0);
+        }
+        if (is("alarm")) {
+            alarm(1);
+            execl("/bin/sh", "sh", "-c", "trap 'echo bye; exit 3' ALRM; while :; do sleep 0.05; done", (char *)0);
         }
         if (is("killed"))
             /* The signal is passed on. */
@@ -449,7 +534,7 @@ static void client(struct sockaddr_in to)
         CHECK(close(fd) == 0);
         return;
     }
-    if (is("killed")) {
+    if (is("killed") || is("alarm")) {
         CHECK(recv(fd, in, 5, MSG_WAITALL) == 4 && memcmp(in, "bye\n", 4) == 0);
         CHECK(close(fd) == 0);
         return;
