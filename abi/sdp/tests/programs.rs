@@ -186,6 +186,7 @@ fn programs_get_connections_that_were_not_used_before() {
 #[test]
 fn a_program_takes_the_place_of_the_one_that_has_the_connection() {
     serve("exec", ALL);
+    serve("cloexec", ALL);
 }
 
 /// A few octets, of which no capture is made.

@@ -8,7 +8,7 @@ use super::descriptors;
 use super::files::hand_over;
 use super::process::ends;
 use crate::table::{self, Entry};
-use crate::{keeper, process, real};
+use crate::{adapter, keeper, process, real};
 
 /// A program is about to be started with the descriptors of this process that are not close-on-exec.
 /// It does not know connections of SDP.
@@ -71,17 +71,21 @@ fn may_run(path: &[u8]) -> bool {
 }
 
 /// This process is about to become another program. If that gets a connection, it is a child of this process,
-/// whose relay goes on.
+/// whose relay goes on. Others end.
 fn becomes(program: &Program) {
     descriptors_are_inherited();
     let needs_relay = |fd: &c_int| {
         let relayer = table::relayed(*fd).map_or(0, |relayed| relayed.by);
         relayer == std::process::id() && is_inherited(*fd)
     };
-    let any = process::is_own() && table::range(0, u32::MAX).iter().any(needs_relay);
-    if any && program.is_found() {
+    if !process::is_own() || adapter::known().is_none() || !program.is_found() {
+        return;
+    }
+    if table::range(0, u32::MAX).iter().any(needs_relay) {
         keeper::stay(descriptors::close_all, ends);
     }
+    // Connections that end now end in order. A child of the above has none.
+    ends();
 }
 
 /// Defines functions that turn this process into another program.

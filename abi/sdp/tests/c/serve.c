@@ -32,7 +32,10 @@ static const char *way;
 static int is(const char *name) { return strcmp(way, name) == 0; }
 
 /* Each server process ends with its connection. */
-static int ends_itself(void) { return is("exec") || is("killed") || is("alarm") || is("exit") || is("atexit"); }
+static int ends_itself(void)
+{
+    return is("exec") || is("cloexec") || is("killed") || is("alarm") || is("exit") || is("atexit");
+}
 
 static void serve_plain(int fd)
 {
@@ -365,6 +368,7 @@ static void serve_atexit(int fd)
     CHECK(waitpid(child, NULL, 0) == child && poll(&ready, 1, -1) == 1);
     serve_plain(fd);
     CHECK(atexit(fork_at_exit) == 0);
+    exit(0);
 }
 
 static void serve(int fd)
@@ -478,9 +482,12 @@ static void server_that_ends(struct sockaddr_in at, int ready)
         CHECK(write(ready, "", 1) == 1);
         int fd = accept(listener, NULL, NULL);
         CHECK(fd >= 0 && close(listener) == 0);
-        if (is("atexit")) {
+        if (is("atexit"))
             serve_atexit(fd);
-            exit(0);
+        if (is("cloexec")) {
+            serve_plain(fd);
+            CHECK(fcntl(fd, F_SETFD, FD_CLOEXEC) == 0);
+            execl("/bin/sh", "sh", "-c", "exit 3", (char *)0);
         }
         CHECK(dup2(fd, 0) == 0 && dup2(fd, 1) == 1);
         CHECK(close(fd) == 0);
@@ -489,26 +496,21 @@ static void server_that_ends(struct sockaddr_in at, int ready)
             CHECK(execl("/nowhere", "nothing", (char *)0) < 0 && errno == ENOENT);
             CHECK(execlp("nothing.of-that-name", "nothing", (char *)0) < 0 && errno == ENOENT);
             CHECK(getpid() == own);
-            /* A thread that has ended is no hindrance. */
             pthread_t thread;
             CHECK(pthread_create(&thread, NULL, nothing, NULL) == 0 && pthread_join(thread, NULL) == 0);
             execl("/bin/sh", "sh", "-c", "cat; exit 3", (char *)0);
         }
-        if (is("alarm")) {
-            alarm(1);
-            execl("/bin/sh", "sh", "-c", "trap 'echo bye; exit 3' ALRM; while :; do sleep 0.05; done", (char *)0);
+        if (is("killed") || is("alarm")) {
+            alarm(is("alarm"));
+            execl("/bin/sh", "sh", "-c", "trap 'echo bye; exit 3' TERM ALRM; [ $1 = alarm ] || kill $PPID; "
+                  "while :; do sleep 0.05; done", "sh", way, (char *)0);
         }
-        if (is("killed"))
-            /* The signal is passed on. */
-            execl("/bin/sh", "sh", "-c",
-                  "trap 'echo bye; exit 3' TERM; kill $PPID; while :; do sleep 0.05; done", (char *)0);
         while ((c = getchar()) != EOF)
             putchar(c);
         exit(3);
     }
 }
 
-/* Sends back what it gets. */
 static void client_of_thread(int fd)
 {
     char byte;
