@@ -1,6 +1,6 @@
-//! IP over InfiniBand: an engine in either mode, mostly the connected one, that gets datagrams and messages of
-//! peers, packets of the kernel, requests for connections and their ends from the input, in any order and at
-//! any time. The first octet of each operation chooses what comes, and whether its fields are made likely.
+//! IP over InfiniBand: an engine in either mode, mostly the connected one. Datagrams and messages of peers,
+//! packets of the kernel, requests for connections and their ends come from the input, in any order, at any
+//! time. The first octet of each operation chooses what comes, and whether its fields are made likely.
 #![no_main]
 
 mod shares;
