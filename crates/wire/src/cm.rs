@@ -151,7 +151,10 @@ impl Offer {
             _ => {
                 let at = OFFER_LEN + data.len();
                 need(bytes, at + ECE_LEN)?;
-                Ece { vendor_id: u32_at(bytes, at), options: u32_at(bytes, at + 4) }
+                match u32_at(bytes, at) {
+                    0 => Ece::default(),
+                    vendor_id => Ece { vendor_id, options: u32_at(bytes, at + 4) },
+                }
             }
         };
         Ok((Self::fields(bytes, ece)?, data))

@@ -70,9 +70,14 @@ fn options_of_a_vendor_stand_behind_the_private_data() {
         assert!(Setup::parse(&whole[..len]).is_err(), "{len}");
     }
     // Without the bit, what is there is as little a part of the message as anything behind it.
-    let mut without = whole;
+    let mut without = whole.clone();
     without[11] = 0;
     assert_eq!(Setup::parse(&without), Ok(Setup::Reply(offer(), b"hi")));
+    // Nor are options of no vendor.
+    let mut nobodys = whole;
+    let at = nobodys.len() - 8;
+    nobodys[at..at + 4].fill(0);
+    assert_eq!(Setup::parse(&nobodys), Ok(Setup::Reply(offer(), b"hi")));
 }
 
 #[test]
