@@ -129,19 +129,28 @@ fn a_long_message_that_begins_over_tcp_goes_on_through_memory() {
 const TRIPS: u64 = 20_000;
 const TRIES: u32 = 5;
 
+/// Where other programs have the processor for more of the time, in percent, a receiver rightly leaves the
+/// octets to TCP.
+const FEW_OTHERS: i64 = 20;
+
 #[test]
 fn processes_that_share_a_processor_take_turns_without_tcp() {
     let Some(program) = program("neighbors") else { return };
-    let by_memory = || {
+    let mut was_alone = false;
+    for _ in 0..TRIES {
         let mut command = Command::new(&program);
         let output = command.arg(TRIPS.to_string()).env("LD_PRELOAD", library()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(text.ends_with("done\n"), "{text}{errors}");
-        octets_by_memory(&text)
-    };
-    let most = (0..TRIES).map(|_| by_memory()).find(|octets| *octets > TRIPS / 2);
-    assert!(most.is_some(), "less than half of {TRIPS} octets went through memory");
+        if octets_by_memory(&text) > TRIPS / 2 {
+            return;
+        }
+        let others = text.lines().find_map(|line| line.strip_prefix("others ")?.parse().ok());
+        was_alone |= others.unwrap_or(0) <= FEW_OTHERS;
+    }
+    assert!(!was_alone, "less than half of {TRIPS} octets went through memory");
+    println!("SKIPPED: other programs had the processor each time");
 }
 
 #[test]
