@@ -47,3 +47,26 @@ macro_rules! jump_after {
         }
     )*};
 }
+
+/// Defines dprintf(3) and its kin: each calls `$before` with the descriptor, and jumps to the real function,
+/// whose address `$address!(name)` is.
+#[macro_export]
+macro_rules! dprintf_after {
+    ($before:path, $address:ident) => {
+        $crate::dprintf_after! {
+            $before, $address,
+            dprintf before_dprintf;
+            vdprintf before_vdprintf;
+            __dprintf_chk before_dprintf_chk;
+            __vdprintf_chk before_vdprintf_chk;
+        }
+    };
+    ($before:path, $address:ident, $($name:ident $own:ident;)*) => {
+        $(extern "C" fn $own(fd: ::core::ffi::c_int) -> usize {
+            $before(fd);
+            $address!($name).expose_provenance()
+        })*
+
+        $crate::jump_after! { $($name $own;)* }
+    };
+}

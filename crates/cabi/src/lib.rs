@@ -10,7 +10,8 @@
 //!   part catches pointers that are stale, or were never ours, before anything is done with them.
 //! * [`SpinLock`] orders the calls of one builder or poller where the C interface wants a lock
 //!   taken in one call and released in another.
-//! * [`jump_after!`] defines a function in front of another one that takes a list of arguments.
+//! * [`jump_after!`] defines a function in front of another one that takes a list of arguments;
+//!   [`dprintf_after!`] those in front of dprintf(3) and its kin.
 //! * [`list`] is an array of the program, wherever it lies.
 //! * [`descriptors`] keeps the descriptors of the libraries out of the program's way.
 //! * [`interrupted_call_goes_on`] says what a signal means to a call that waits.

@@ -7,6 +7,7 @@ use quipu_cabi::Void;
 
 use super::descriptors::forget;
 use super::process::serve;
+use crate::real::address_of;
 use crate::table::{self, Entry};
 use crate::{fork, real};
 
@@ -123,21 +124,4 @@ pub(super) fn flush_stdio() {
     }
 }
 
-/// Defines functions that print to a descriptor.
-macro_rules! print_like {
-    ($($name:ident $before:ident;)*) => {
-        $(extern "C" fn $before(fd: c_int) -> usize {
-            hand_over(fd);
-            real::address_of!($name).expose_provenance()
-        })*
-
-        quipu_cabi::jump_after! { $($name $before;)* }
-    };
-}
-
-print_like! {
-    dprintf before_dprintf;
-    vdprintf before_vdprintf;
-    __dprintf_chk before_dprintf_chk;
-    __vdprintf_chk before_vdprintf_chk;
-}
+quipu_cabi::dprintf_after! { hand_over, address_of }

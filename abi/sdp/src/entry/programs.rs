@@ -7,17 +7,12 @@ use libc::{c_char, c_int, c_void, pid_t};
 use super::descriptors;
 use super::files::hand_over;
 use super::process::ends;
-use crate::table::{self, Entry};
-use crate::{adapter, keeper, process, real};
+use crate::{adapter, keeper, process, real, table};
 
 /// A program is about to be started with the descriptors of this process that are not close-on-exec.
 /// It does not know connections of SDP.
 fn descriptors_are_inherited() {
-    for fd in table::range(0, u32::MAX) {
-        if matches!(table::get(fd), Some(Entry::Sdp(_) | Entry::Lost(_))) && is_inherited(fd) {
-            hand_over(fd);
-        }
-    }
+    table::range(0, u32::MAX).into_iter().filter(|fd| is_inherited(*fd)).for_each(hand_over);
 }
 
 /// Whether a program that this process starts, or becomes, has the descriptor.

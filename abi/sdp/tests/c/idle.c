@@ -3,28 +3,14 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "common.h"
+
 enum { MESSAGES = 1000, PAUSE_MS = 2, LATE_MS = 35 };
-
-static void fail(const char *what)
-{
-    perror(what);
-    exit(1);
-}
-
-static double now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-}
 
 static void *sleep_at(void *socket)
 {

@@ -2,30 +2,16 @@
  * say that they have sent, how many have come, and how many calls there were until one gave EAGAIN. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "common.h"
+
 enum { LIMIT_MS = 200, LARGE = 4 << 20, MOST_CALLS = 20 };
-
-static void fail(const char *what)
-{
-    perror(what);
-    exit(1);
-}
-
-static double now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-}
 
 /* What octet number `at` of the stream is. */
 static unsigned char octet(size_t at) { return (at * 2654435761u) >> 24; }

@@ -77,21 +77,4 @@ unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE 
     real!(fdopen(fd => c_int, mode => *const c_char) -> isize) as *mut FILE
 }
 
-/// Defines functions that print to a descriptor.
-macro_rules! print_like {
-    ($($name:ident $before:ident;)*) => {
-        $(extern "C" fn $before(fd: c_int) -> usize {
-            life::leave_to_stdio(fd);
-            real_address!($name).expose_provenance()
-        })*
-
-        quipu_cabi::jump_after! { $($name $before;)* }
-    };
-}
-
-print_like! {
-    dprintf before_dprintf;
-    vdprintf before_vdprintf;
-    __dprintf_chk before_dprintf_chk;
-    __vdprintf_chk before_vdprintf_chk;
-}
+quipu_cabi::dprintf_after! { life::leave_to_stdio, real_address }
